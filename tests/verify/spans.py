@@ -59,13 +59,13 @@ def of_gliner2(path, counting):
             if any(part in name for part in ("attention", "intermediate", "output.dense")):
                 weights.mul_(10.0)
             elif weights.dim() > 1 and any(part in name for part in ("span_rep", "count_embed", "classifier")):
-                weights.mul_(1.8 if weights.dim() == 2 else 4.0)
-        # In each text entities are found.
-        model.count_pred[-1].bias[1] += 5
+                weights.mul_(2.2 if weights.dim() == 2 else 4.0)
+        # In each text entities are found, and one to three records.
+        model.count_pred[-1].bias[1:4] += 5
     model.config.model_name = path.name
     model.eval().save_pretrained(str(path))
     exported(path, "gliner2")
-    return Folder("token_classify", more_tasks=["zero_shot"])
+    return Folder("token_classify", more_tasks=["zero_shot", "extract"])
 
 
 @folder

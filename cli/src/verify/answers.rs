@@ -22,7 +22,7 @@ pub enum TextResult {
     Tokens(Vec<Vec<f64>>),
     /// Scores.
     Scores(Vec<f64>),
-    /// Entities as JSON objects.
+    /// Entities, or the values of fields of records, as JSON objects.
     Entities(Vec<Value>),
     /// A text that the model generated.
     Text(String),
@@ -52,7 +52,7 @@ pub struct Output {
 }
 
 /// The operations whose results can be compared.
-const COMPARED: [Task; 8] = [
+const COMPARED: [Task; 9] = [
     Task::Embed,
     Task::Sparse,
     Task::MultiVector,
@@ -60,6 +60,7 @@ const COMPARED: [Task; 8] = [
     Task::Classify,
     Task::ZeroShot,
     Task::TokenClassify,
+    Task::Extract,
     Task::Generate,
 ];
 
@@ -79,8 +80,9 @@ pub fn measure(task: Task) -> &'static str {
         Task::MultiVector => "cosine of a token",
         Task::Rerank | Task::Classify | Task::ZeroShot => "1 - difference of scores",
         Task::TokenClassify => "share of equal entities, or 1 - difference of their scores,",
+        Task::Extract => "share of equal values, or 1 - difference of their scores,",
         Task::Generate => "1 where texts are equal",
-        Task::Embed | Task::Sparse | Task::Extract | Task::Tokenize | Task::Decode => "cosine",
+        Task::Embed | Task::Sparse | Task::Tokenize | Task::Decode => "cosine",
     }
 }
 
@@ -147,6 +149,14 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
             };
             get("entities")?.rows(rows)?.into_iter().map(entities).collect()
         }
+        Task::Extract => {
+            let records = |row: &[Value]| {
+                let text = row.first().and_then(Value::as_str).context("output 'records' holds no texts")?;
+                let records = serde_json::from_str(text).context("output 'records' holds no JSON object")?;
+                Ok(TextResult::Entities(values_of(&records)))
+            };
+            get("records")?.rows(rows)?.into_iter().map(records).collect()
+        }
         Task::Generate => {
             let text = |row: &[Value]| match row {
                 [Value::String(text)] => Ok(TextResult::Text(text.clone())),
@@ -167,7 +177,7 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
             };
             get("classes")?.rows(rows)?.into_iter().map(row).collect()
         }
-        Task::Extract | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     }
 }
 
@@ -190,12 +200,33 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
             TextResult::Tokens(tokens.context("'token_embeddings' is no list of lists")?)
         }
         Task::TokenClassify => TextResult::Entities(list("entities")?.clone()),
+        Task::Extract => {
+            ensure!(line["records"].is_object(), "there is no object 'records'");
+            TextResult::Entities(values_of(&line["records"]))
+        }
         Task::Generate => {
             TextResult::Text(line["generated_text"].as_str().context("there is no text 'generated_text'")?.to_owned())
         }
         Task::ZeroShot => TextResult::Scores(numbers(list("class_scores")?)),
-        Task::Extract | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     })
+}
+
+/// The values of all fields of the records of a text, each with the place of its field.
+fn values_of(records: &Value) -> Vec<Value> {
+    let mut values = Vec::new();
+    for (name, records) in records.as_object().into_iter().flatten().flat_map(|(_, kinds)| kinds.as_object()).flatten() {
+        for (number, record) in records.as_array().into_iter().flatten().enumerate() {
+            for (field, value) in record.as_object().into_iter().flatten() {
+                let given = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                for mut value in given.iter().filter(|value| value.is_object()).cloned() {
+                    value["field"] = format!("{name}[{number}].{field}").into();
+                    values.push(value);
+                }
+            }
+        }
+    }
+    values
 }
 
 // === impl Output ===

@@ -169,6 +169,11 @@ async fn compare(comparing: Comparing, args: &VerifyArgs, url: String) -> anyhow
 const CLASSIFICATIONS: &str = r#"[{"task": "a_sentiment", "labels": ["positive", "negative", "neutral"], "multi_label": true, "cls_threshold": 0, "class_act": "softmax"},
     {"task": "topic", "labels": {"sea": "about ships", "town": "about streets"}, "multi_label": true, "cls_threshold": 0}]"#;
 
+/// Likewise the structures and relations.
+const STRUCTURES: &str = r#"{"vessel": {"fields": [{"name": "name", "dtype": "str"}, {"name": "crew", "description": "who is on it", "threshold": 0.45},
+    {"name": "size", "dtype": "str", "choices": ["small", "large"]}]}, "place": {"fields": [{"name": "town"}]}}"#;
+const RELATIONS: &str = r#"["lives_in", "sails_on"]"#;
+
 /// The model, the reference, and the flags of the comparison.
 struct Comparing {
     model: String,
@@ -278,6 +283,10 @@ impl Comparing {
         }
         if tasks.contains(&Task::ZeroShot) {
             parameters.insert("classifications".to_owned(), json!(CLASSIFICATIONS));
+        }
+        if tasks.contains(&Task::Extract) {
+            parameters.insert("structures".to_owned(), json!(STRUCTURES));
+            parameters.insert("relations".to_owned(), json!(RELATIONS));
         }
         parameters
     }

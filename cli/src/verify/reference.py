@@ -157,6 +157,15 @@ CLASSIFICATIONS = [
     {"task": "a_sentiment", "labels": ["positive", "negative", "neutral"], "multi_label": True, "cls_threshold": 0.0, "class_act": "softmax"},
     {"task": "topic", "labels": {"sea": "about ships", "town": "about streets"}, "multi_label": True, "cls_threshold": 0.0},
 ]
+# Likewise the structures and relations.
+RECORDS = {
+    "structures": {
+        "vessel": {"fields": [{"name": "name", "dtype": "str"}, {"name": "crew", "description": "who is on it", "threshold": 0.45},
+                              {"name": "size", "dtype": "str", "choices": ["small", "large"]}]},
+        "place": {"fields": [{"name": "town"}]},
+    },
+    "relations": ["lives_in", "sails_on"],
+}
 
 
 def extracted_by_gliner2(ask):
@@ -166,7 +175,8 @@ def extracted_by_gliner2(ask):
     model, labels = GLiNER2.from_pretrained(ask["folder"]).eval(), ["person", "organization", "place", "date"]
     entities = {"entities": labels} if "token_classify" in ask["tasks"] else {}
     classes = {"classifications": CLASSIFICATIONS} if "zero_shot" in ask["tasks"] else {}
-    schema = Schema.from_dict({**entities, **classes})
+    records = RECORDS if "extract" in ask["tasks"] else {}
+    schema = Schema.from_dict({**entities, **classes, **records})
     # The server cuts a text that is to have one row.
     words = model.config.max_len or 512
     return labels, [model.extract(text, schema, include_confidence=True, include_spans=True, max_len=words) for text in ask["texts"]]
@@ -175,6 +185,32 @@ def extracted_by_gliner2(ask):
 def zero_shot(ask):
     _, extracted = extracted_by_gliner2(ask)
     return [{"class_scores": [label["confidence"] for task in CLASSIFICATIONS for label in found[task["task"]]]} for found in extracted]
+
+
+def extract(ask):
+    _, extracted = extracted_by_gliner2(ask)
+    found = []
+    for text, result in zip(ask["texts"], extracted):
+        def value(given):
+            if isinstance(given, list):
+                return [one for one in map(value, given) if one]
+            # The library counts the full stop that it puts behind a text.
+            if not given or given.get("start") == len(text):
+                return None
+            if "start" not in given:
+                return {"label": given["text"], "score": given["confidence"]}
+            end = min(given["end"], len(text))
+            return {"word": text[given["start"]:end], "score": given["confidence"], "start": given["start"], "end": end}
+
+        def records(given, counts):
+            every = [{name: value(one) for name, one in record.items()} for record in given or []]
+            return [record for record in every if counts(record.values())]
+
+        found.append({"records": {
+            "structures": {name: records(result[name], any) for name in RECORDS["structures"]},
+            "relations": {name: records(result["relation_extraction"][name], all) for name in RECORDS["relations"]},
+        }})
+    return found
 
 
 def spans_of_gliner2(ask):
