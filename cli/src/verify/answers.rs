@@ -151,8 +151,12 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
         }
         Task::Extract => {
             let records = |row: &[Value]| {
-                let text = row.first().and_then(Value::as_str).context("output 'records' holds no texts")?;
-                let records = serde_json::from_str(text).context("output 'records' holds no JSON object")?;
+                let text = row
+                    .first()
+                    .and_then(Value::as_str)
+                    .context("output 'records' holds no texts, expected a JSON object for each row")?;
+                let records = serde_json::from_str(text)
+                    .context("output 'records' holds other texts, expected a JSON object for each row")?;
                 Ok(TextResult::Entities(values_of(&records)))
             };
             get("records")?.rows(rows)?.into_iter().map(records).collect()
@@ -201,7 +205,10 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
         }
         Task::TokenClassify => TextResult::Entities(list("entities")?.clone()),
         Task::Extract => {
-            ensure!(line["records"].is_object(), "there is no object 'records'");
+            ensure!(
+                line["records"].is_object(),
+                "a line has no 'records', expected an object of structures and relations"
+            );
             TextResult::Entities(values_of(&line["records"]))
         }
         Task::Generate => {
@@ -215,7 +222,8 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
 /// The values of all fields of the records of a text, each with the place of its field.
 fn values_of(records: &Value) -> Vec<Value> {
     let mut values = Vec::new();
-    for (name, records) in records.as_object().into_iter().flatten().flat_map(|(_, kinds)| kinds.as_object()).flatten() {
+    for (name, records) in records.as_object().into_iter().flatten().flat_map(|(_, kinds)| kinds.as_object()).flatten()
+    {
         for (number, record) in records.as_array().into_iter().flatten().enumerate() {
             for (field, value) in record.as_object().into_iter().flatten() {
                 let given = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);

@@ -254,7 +254,11 @@ fn what_cannot_be_asked_for_is_refused(sandbox: &Sandbox) {
 fn assert_same_records(found: &Value, expected: &Value, text: &str) {
     match (found, expected) {
         (Value::Object(one), Value::Object(other)) => {
-            assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>(), "{text:?}: {found} {expected}");
+            assert_eq!(
+                one.keys().collect::<Vec<_>>(),
+                other.keys().collect::<Vec<_>>(),
+                "{text:?}: {found} {expected}"
+            );
             one.iter().for_each(|(name, value)| assert_same_records(value, &other[name], text));
         }
         (Value::Array(one), Value::Array(other)) => {
@@ -320,7 +324,12 @@ fn records_of_a_long_text_are_those_of_its_windows(sandbox: &Sandbox) {
         })
         .map(|value| value["end"].as_u64().expect("a number"))
         .collect();
-    assert!(records.len() > 1 && ends.iter().any(|&end| end > 10_000), "{} records, {:?}", records.len(), ends.iter().max());
+    assert!(
+        records.len() > 1 && ends.iter().any(|&end| end > 10_000),
+        "{} records, {:?}",
+        records.len(),
+        ends.iter().max()
+    );
     assert!(rows[1]["structures"]["s"].is_array());
 }
 

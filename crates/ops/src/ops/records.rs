@@ -14,7 +14,7 @@
 //! `score`, `start` and `end`, which count characters of the text, or of `label` and `score` for a choice.
 
 use indexmap::IndexMap;
-use ndarray::{Array1, ArrayView4, ArrayView5, Axis, Ix5};
+use ndarray::{Array1, ArrayView4, Axis, Ix5};
 use serde::Serialize;
 use trireme_inference::InferError;
 use trireme_text::{ROLES, Records as Asked};
@@ -78,6 +78,16 @@ enum Found<'a> {
     Choice { label: &'a str, score: f32 },
 }
 
+/// A row with the logits of its spans.
+struct Scored<'r, 'a> {
+    text: &'r WordedText<'a>,
+    row: &'r WordRow,
+    /// By record, first word, width and field.
+    logits: ArrayView4<'r, f32>,
+    /// How many words come before those of the text.
+    before: usize,
+}
+
 /// What a text has.
 #[derive(Default, Serialize)]
 struct Answer<'a> {
@@ -116,27 +126,29 @@ impl Op for Records {
             return Err(InferError::invalid_arg(format!("records has {asked} fields of the request, got {fields}")));
         }
         let before = asked.words_of_choices();
+        if rows > 0 && words <= before.len() {
+            let choices = before.len();
+            return Err(InferError::invalid_arg(format!(
+                "records has {choices} words of choices, got {words} words in all"
+            )));
+        }
         let threshold = words::threshold(side.parameters, THRESHOLD)?;
         let (structures, relations) = kinds(&asked, &before, threshold);
         let texts = words::texts(side, (rows, words), before.len())?;
         let answer = |text: &WordedText<'_>| {
-            let of = |kinds| all_of(kinds, text, logits.view(), before.len());
-            let answer = Answer { structures: of(&structures), relations: of(&relations) };
+            let rows = text.rows.iter().map(|row| Scored {
+                text,
+                row,
+                logits: logits.index_axis(Axis(0), row.row),
+                before: before.len(),
+            });
+            let rows: Vec<_> = rows.collect();
+            let answer = Answer { structures: all_of(&structures, &rows), relations: all_of(&relations, &rows) };
             serde_json::to_string(&answer).map_err(|error| InferError::internal(error.to_string()))
         };
         let answers: Vec<String> = texts.iter().map(answer).collect::<Result<_, _>>()?;
         Ok(Value::Texts(Array1::from(answers).into_dyn()))
     }
-}
-
-/// By kind, the records of a text, from the logits by row, record, first word, width and field. So many words of a row come before those of the text.
-fn all_of<'a>(
-    kinds: &[Kind<'a>],
-    text: &WordedText<'a>,
-    logits: ArrayView5<'_, f32>,
-    before: usize,
-) -> IndexMap<&'a str, Vec<Record<'a>>> {
-    kinds.iter().map(|kind| (kind.name, kind.records_of(text, logits, before))).collect()
 }
 
 /// The structures and the relations, with the places of their fields and choices.
@@ -165,17 +177,20 @@ fn kinds<'a>(asked: &'a Asked, before: &[String], threshold: f32) -> (Vec<Kind<'
     (structures, relations.collect())
 }
 
+/// By kind, the records of a text that has these rows.
+fn all_of<'a>(kinds: &[Kind<'a>], rows: &[Scored<'_, 'a>]) -> IndexMap<&'a str, Vec<Record<'a>>> {
+    kinds.iter().map(|kind| (kind.name, kind.records_of(rows))).collect()
+}
+
 // === impl Kind ===
 
 impl<'a> Kind<'a> {
-    /// The records of a text.
-    fn records_of(&self, text: &WordedText<'a>, logits: ArrayView5<'_, f32>, before: usize) -> Vec<Record<'a>> {
+    /// The records of a text that has these rows. Those of several windows follow each other, equal ones once.
+    fn records_of(&self, rows: &[Scored<'_, 'a>]) -> Vec<Record<'a>> {
         let mut found = Vec::<Record<'a>>::new();
-        for row in &text.rows {
-            let logits = logits.index_axis(Axis(0), row.row);
-            for record in (0..logits.dim().0).filter_map(|record| self.record(record, logits, text, row, before)) {
-                let same = found.iter_mut().find(|other| text.rows.len() > 1 && **other == record);
-                match same {
+        for row in rows {
+            for record in (0..row.logits.dim().0).filter_map(|number| self.record(number, row)) {
+                match found.iter_mut().find(|other| rows.len() > 1 && **other == record) {
                     Some(other) if best(other) < best(&record) => *other = record,
                     Some(_) => {}
                     None => found.push(record),
@@ -185,20 +200,14 @@ impl<'a> Kind<'a> {
         found
     }
 
-    /// A record of a row, where there is one with a value.
-    fn record(
-        &self,
-        record: usize,
-        logits: ArrayView4<'_, f32>,
-        text: &WordedText<'a>,
-        row: &WordRow,
-        before: usize,
-    ) -> Option<Record<'a>> {
+    /// The record of a row with this number, where it is there and has a value.
+    fn record(&self, number: usize, row: &Scored<'_, 'a>) -> Option<Record<'a>> {
         // Each row has a word, which is a span.
-        let first = logits.get([record, 0, 0, self.slots.first()?.at])?;
-        let is_there = *first > NONE;
-        let values = self.slots.iter().map(|slot| (slot.name, slot.value(record, logits, text, row, before)));
-        let values: Record<'a> = if is_there { values.collect() } else { return None };
+        let first = row.logits.get([number, 0, 0, self.slots.first()?.at])?;
+        if *first <= NONE {
+            return None;
+        }
+        let values: Record<'a> = self.slots.iter().map(|slot| (slot.name, slot.value(number, row))).collect();
         let has_value =
             |value: &Filled<'_>| !matches!(value, Filled::One(None)) && *value != Filled::Several(Vec::new());
         let counts = match self.is_full {
@@ -213,36 +222,39 @@ impl<'a> Kind<'a> {
 
 impl<'a> Slot<'a> {
     /// The value of the field in a record of a row.
-    fn value(
-        &self,
-        record: usize,
-        logits: ArrayView4<'_, f32>,
-        text: &WordedText<'a>,
-        row: &WordRow,
-        before: usize,
-    ) -> Filled<'a> {
-        let logit = |word: usize, width: usize| logits[[record, word, width, self.at]];
-        if let Some(choices) = &self.choices {
-            let scored =
-                choices.iter().map(|&(label, at)| Found::Choice { label, score: words::sigmoid(logit(at, 0)) });
-            let counts = |choice: &Found<'_>| choice.score() >= self.threshold;
-            if self.is_list {
-                let mut chosen = Vec::new();
-                scored.filter(counts).for_each(|choice| {
-                    if !chosen.contains(&choice) {
-                        chosen.push(choice)
-                    }
-                });
-                return Filled::Several(chosen);
-            }
-            // Of equal ones the first.
-            let best = scored.reduce(|best, other| if other.score() > best.score() { other } else { best });
-            return Filled::One(best.filter(counts));
+    fn value(&self, number: usize, row: &Scored<'_, 'a>) -> Filled<'a> {
+        match &self.choices {
+            Some(choices) => self.chosen(choices, number, row),
+            None => self.found(number, row),
         }
+    }
+
+    /// The choices that count, in the order of the request.
+    fn chosen(&self, choices: &[(&'a str, usize)], number: usize, row: &Scored<'_, 'a>) -> Filled<'a> {
+        let score = |word| words::sigmoid(row.logits[[number, word, 0, self.at]]);
+        let scored = choices.iter().map(|&(label, word)| Found::Choice { label, score: score(word) });
+        let counts = |choice: &Found<'_>| choice.score() >= self.threshold;
+        if self.is_list {
+            let mut chosen = Vec::new();
+            for choice in scored.filter(counts) {
+                if !chosen.contains(&choice) {
+                    chosen.push(choice);
+                }
+            }
+            return Filled::Several(chosen);
+        }
+        // Of equal ones the first.
+        let best = scored.reduce(|best, other| if other.score() > best.score() { other } else { best });
+        Filled::One(best.filter(counts))
+    }
+
+    /// The spans of the text that count, the best first.
+    fn found(&self, number: usize, row: &Scored<'_, 'a>) -> Filled<'a> {
+        let (text, words) = (row.text, &row.row.words);
         let mut spans = Vec::new();
-        for first in 0..row.words.len() {
-            for last in first..row.words.len().min(first + logits.dim().2) {
-                let logit = logit(before + first, last - first);
+        for first in 0..words.len() {
+            for last in first..words.len().min(first + row.logits.dim().2) {
+                let logit = row.logits[[number, row.before + first, last - first, self.at]];
                 let score = words::sigmoid(logit);
                 if logit > NONE && score >= self.threshold {
                     spans.push((first, last, score));
@@ -250,7 +262,7 @@ impl<'a> Slot<'a> {
             }
         }
         spans.sort_by(|one, other| compare_scores(other.2, one.2));
-        let mut is_taken = vec![false; row.words.len()];
+        let mut is_taken = vec![false; words.len()];
         spans.retain(|&(first, last, _)| {
             let is_free = is_taken[first..=last].iter().all(|taken| !taken);
             is_taken[first..=last].iter_mut().for_each(|taken| *taken |= is_free);
@@ -260,7 +272,7 @@ impl<'a> Slot<'a> {
             spans.truncate(1);
         }
         let found = spans.into_iter().map(|(first, last, score)| {
-            let (start, end) = (row.words[first].0, row.words[last].1);
+            let (start, end) = (words[first].0, words[last].1);
             Found::Span { word: text.part(start, end), score, start, end }
         });
         // The full stop that was put behind the text takes part in the choice, and is no value.

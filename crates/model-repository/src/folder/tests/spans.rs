@@ -117,7 +117,17 @@ fn a_folder_of_gliner2_has_rows_with_a_schema_and_entities_by_label() {
     let ensemble = config("any").expect("an ensemble");
     let has = |text: &str, words: &[&str]| words.iter().all(|word| text.contains(word));
     assert!(
-        has(ensemble, &["token_classify, zero_shot, extract", "zero_shot", "schema", "any_classes", "any_records", "max_rows_per_message"]),
+        has(
+            ensemble,
+            &[
+                "token_classify, zero_shot, extract",
+                "zero_shot",
+                "schema",
+                "any_classes",
+                "any_records",
+                "max_rows_per_message"
+            ]
+        ),
         "{ensemble}"
     );
     let classes = config("any_classes").expect("a step of classes");

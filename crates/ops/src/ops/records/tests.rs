@@ -121,6 +121,13 @@ fn what_does_not_fit_is_refused() {
     let value = || Value::Floats(Array5::<f32>::zeros((1, 1, 1, 1, 2)).into_dyn().into());
     let error = Records.apply(value(), &side).unwrap_err().message;
     assert_eq!(error, "records has 1 fields of the request, got 2");
+    let parameters = [(
+        "structures".to_owned(),
+        ParameterValue::from(r#"{"s": {"fields": [{"name": "a", "choices": ["b"]}, {"name": "c"}]}}"#),
+    )]
+    .into();
+    let error = Records.apply(value(), &Side { parameters: Some(&parameters), ..Side::default() }).unwrap_err().message;
+    assert_eq!(error, "records has 7 words of choices, got 1 words in all");
     let error = Records.apply(value(), &Side::default()).unwrap_err().message;
     assert!(error.contains("parameters 'structures' and 'relations' are missing"), "{error}");
 }
