@@ -2,6 +2,7 @@
 //! (`tests/models/spans.py`, `tests/models/spans_of_gliner2.py`).
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, workspace};
@@ -11,6 +12,7 @@ in_one_mode!(
     entities_of_gliner2_are_those_of_its_library,
     classes_of_gliner2_are_those_of_its_library,
     records_of_gliner2_are_those_of_its_library,
+    a_graph_without_records_says_how_to_get_them,
 );
 
 fn post(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
@@ -66,13 +68,18 @@ fn assert_alike(found: &[Value], expected: &[Value], by: usize, text: &str) {
 /// A server of a folder of `tests/models`, and what the library finds.
 fn served(mode: Mode, folder: &str) -> (Sandbox, Vec<Value>) {
     let folder = workspace().join("tests/models").join(folder);
+    let expected = fs::read_to_string(folder.join("expected.json")).expect("the expected entities");
+    (serving(mode, &folder), serde_json::from_str(&expected).expect("JSON"))
+}
+
+/// A server of a folder.
+fn serving(mode: Mode, folder: &Path) -> Sandbox {
     let named = format!("any={}", folder.display());
     let mut setup = Setup::new(mode).worker_arguments(&["--model", &named]);
     if setup.is_services() {
         setup = setup.gateway_arguments(&["--model", &named]);
     }
-    let expected = fs::read_to_string(folder.join("expected.json")).expect("the expected entities");
-    (setup.start(), serde_json::from_str(&expected).expect("JSON"))
+    setup.start()
 }
 
 fn entities_of(case: &Value) -> Vec<Value> {
@@ -331,6 +338,32 @@ fn records_of_a_long_text_are_those_of_its_windows(sandbox: &Sandbox) {
         ends.iter().max()
     );
     assert!(rows[1]["structures"]["s"].is_array());
+}
+
+/// An export of a revision that knew entities and classes alone.
+fn a_graph_without_records_says_how_to_get_them(mode: Mode) {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::create_dir(folder.path().join("encoder_config")).expect("a folder");
+    let from = workspace().join("tests/models/gliner2");
+    for name in ["config.json", "encoder_config/config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(from.join(name), folder.path().join(name)).expect("a copy");
+    }
+    let mut graph = fs::read(from.join("model.onnx")).expect("the graph");
+    let name = b"record_logits";
+    for at in 0..=graph.len() - name.len() {
+        if graph[at..].starts_with(name) {
+            graph[at..at + name.len()].copy_from_slice(b"others_logits");
+        }
+    }
+    fs::write(folder.path().join("model.onnx"), graph).expect("the graph");
+    let sandbox = serving(mode, folder.path());
+    let asked = |parameters: Value| post(&sandbox, "/v2/models/any/infer", &request_of(&["a ship"], &parameters));
+    let refused = asked(json!({"relations": r#"["sails_on"]"#}));
+    assert!(refused.status >= 400 && refused.status < 500, "{}", refused.text());
+    let words = ["'relations' asks for records", "'record_logits'", "trireme export"];
+    assert!(words.iter().all(|word| refused.text().contains(word)), "{}", refused.text());
+    let classes = asked(json!({"classifications": r#"[{"task": "t", "labels": ["a", "b"]}]"#, "labels": "ship"}));
+    assert_eq!(classes.status, 200, "{}", classes.text());
 }
 
 fn records_that_cannot_be_asked_for_are_refused(sandbox: &Sandbox) {

@@ -210,39 +210,34 @@ fn described(
     })
 }
 
-/// What the graph gives besides entities.
+/// What the graph gives besides entities: classes, and beside these records.
 fn heads(reader: &Reader<'_>, file: &GraphFile) -> Vec<Head> {
-    let classes = || {
-        vec![
-            Derived::from("fold:max".to_owned(), "a label of a window is one of the text"),
-            Derived::from("classes".to_owned(), "scores of the labels that a request names"),
-        ]
-    };
-    let records = || vec![Derived::from("records".to_owned(), "structures and relations that a request names")];
-    let found = [
-        (head(file, CLASS_LOGITS, Task::ZeroShot, classes), CLASS_LOGITS.0, "texts are not classified"),
-        (head(file, RECORD_LOGITS, Task::Extract, records), RECORD_LOGITS.0, "structures and relations are not found"),
-    ];
-    for (_, output, what) in found.iter().filter(|(head, ..)| head.is_none()) {
+    let lacks = |output: &str, what: &str| {
         reader.warn(format_args!(
             "{} has no output '{output}', so that {what}: move it away, and make it again with trireme export {}",
             file.file.value,
             reader.root().display()
         ));
-    }
-    found.into_iter().filter_map(|(head, ..)| head).collect()
+    };
+    let folding = Derived::from("fold:max".to_owned(), "a label of a window is one of the text");
+    let classes = Derived::from("classes".to_owned(), "scores of the labels that a request names");
+    let records = Derived::from("records".to_owned(), "structures and relations that a request names");
+    let Some(classes) = head(file, CLASS_LOGITS, Task::ZeroShot, vec![folding, classes]) else {
+        lacks(CLASS_LOGITS.0, "entities alone are found");
+        return Vec::new();
+    };
+    let Some(records) = head(file, RECORD_LOGITS, Task::Extract, vec![records]) else {
+        lacks(RECORD_LOGITS.0, "structures and relations are not found");
+        return vec![classes];
+    };
+    vec![classes, records]
 }
 
 /// A further result, where the graph has the output for it.
-fn head(
-    file: &GraphFile,
-    (name, rank): (&str, usize),
-    task: Task,
-    ops: impl Fn() -> Vec<Derived<String>>,
-) -> Option<Head> {
+fn head(file: &GraphFile, (name, rank): (&str, usize), task: Task, ops: Vec<Derived<String>>) -> Option<Head> {
     let output = file.graph.output(name).filter(|output| output.rank().is_none_or(|found| found == rank))?;
     let (source, origin) = (Source::Output(output.clone()), file.place(output));
-    Some(Head { task, source, origin, ops: ops(), width: -1 })
+    Some(Head { task, source, origin, ops, width: -1 })
 }
 
 /// Whether a longer row fails in the model, or is cut by the library.

@@ -141,6 +141,35 @@ fn a_folder_of_gliner2_has_rows_with_a_schema_and_entities_by_label() {
 }
 
 #[test]
+fn a_graph_of_gliner2_without_an_output_is_served_for_the_other_tasks() {
+    for (output, other, tasks, what) in [
+        ("class_logits", "other_logits", &[Task::TokenClassify][..], "entities alone are found"),
+        ("record_logits", "others_logits", &[Task::TokenClassify, Task::ZeroShot], "relations are not found"),
+    ] {
+        let folder = copied("gliner2", &FILES_2, &[]);
+        let path = folder.path().join("model.onnx");
+        let renamed = replaced(&fs::read(&path).unwrap(), output.as_bytes(), other.as_bytes());
+        fs::write(&path, renamed).unwrap();
+        let description =
+            FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(description.tasks(), tasks, "{output}");
+        let warnings = description.warnings();
+        let says = |warning: &String| [output, what, "trireme export"].iter().all(|word| warning.contains(word));
+        assert!(warnings.len() == 1 && says(&warnings[0]), "{warnings:?}");
+    }
+}
+
+/// The bytes with others of the same length in the places of some.
+fn replaced(bytes: &[u8], of: &[u8], by: &[u8]) -> Vec<u8> {
+    assert_eq!(of.len(), by.len());
+    let mut replaced = bytes.to_vec();
+    let places: Vec<usize> =
+        bytes.windows(of.len()).enumerate().filter(|(_, part)| *part == of).map(|(at, _)| at).collect();
+    places.iter().for_each(|&at| replaced[at..at + by.len()].copy_from_slice(by));
+    replaced
+}
+
+#[test]
 fn other_kinds_of_gliner2_and_what_a_folder_lacks_are_refused() {
     for (field, value, what) in
         [("architecture", "boundary", "expected span"), ("token_pooling", "mean", "expected first")]
