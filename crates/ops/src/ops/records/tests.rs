@@ -27,7 +27,7 @@ fn answer(windows: usize, records: usize, given: &[Given], choices: [f32; 2]) ->
     given.iter().for_each(|&(row, record, word, width, field, logit)| {
         logits[[row, record, BEFORE + word, width, field]] = logit;
     });
-    let none = vec![0i64; 2 * BEFORE];
+    let none = [0i64; 2 * BEFORE];
     let words: &[&[i64]] = match windows {
         1 => &[&[0, 2, 3, 5, 6, 7, 7, 7]],
         _ => &[&[0, 2, 3, 5, 0, 0, 0, 0], &[3, 5, 6, 7, 7, 7, 0, 0]],
