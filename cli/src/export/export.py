@@ -225,7 +225,7 @@ def by_gliner2(ask):
         def forward(self, input_ids, attention_mask, words_mask, text_lengths, span_idx, span_mask):
             hidden = self.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
             rows, length, width = hidden.shape
-            # By token, how many schemas begin up to it; and by schema, how many records it has. The one before the first has none.
+            # By token, how many schemas begin up to it. By schema, how many records it has; tokens before the first schema count as schema 0, without records.
             is_schema = input_ids[0] == token("[P]")
             schema_of = is_schema.long().cumsum(0)
             counts = self.model.count_pred(hidden[:, is_schema.nonzero()[:, 0]]).argmax(-1)

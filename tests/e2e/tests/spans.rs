@@ -396,7 +396,8 @@ fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
     let classes = post(&sandbox, "/tei/any", &json!({"inputs": "a", "parameters": {"candidate_labels": ["a", "b"]}}));
     assert!(classes.status >= 400 && classes.text().contains("'zero_shot'"), "{}", classes.text());
     let tasks = json!({"classifications": json!([{"task": "t", "labels": ["a", "b"]}]).to_string()});
-    for other in [tasks, json!({"structures": "{}"}), json!({"relations": "[]"})] {
+    let structures = json!({"structures": r#"{"s": {"fields": [{"name": "a"}]}}"#, "labels": "person"});
+    for other in [tasks, structures, json!({"relations": r#"["works_for"]"#})] {
         let refused = post(&sandbox, "/v2/models/any/infer", &request_of(&["a"], &other));
         assert!(refused.status >= 400 && refused.text().contains("finds entities alone"), "{}", refused.text());
     }

@@ -210,7 +210,7 @@ fn described(
     })
 }
 
-/// What the graph gives besides entities: classes, and beside these records.
+/// The heads of the graph besides entities: classes, and records where there are classes.
 fn heads(reader: &Reader<'_>, file: &GraphFile) -> Vec<Head> {
     let lacks = |output: &str, what: &str| {
         reader.warn(format_args!(

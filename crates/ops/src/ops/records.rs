@@ -2,7 +2,7 @@
 //! `[rows, records, words, widths, fields]` to one JSON object for each text, as the library `gliner2` finds them.
 //!
 //! The last op of a chain. It takes these inputs of the model besides the data: `word_offsets` (the characters of words), `windows` (rows are windows
-//! of texts, [`super::windows`]) and the texts (TYPE_STRING). What is asked for is in the request's parameters `structures` and `relations`; the fields are
+//! of texts, [`super::windows`]) and the texts (TYPE_STRING). The request's parameters `structures` and `relations` name the kinds of records; the fields are
 //! in the order of these, with `head` and `tail` for each relation.
 //!
 //! A span counts where the sigmoid of its logit reaches the threshold: that of its field or relation, else parameter `threshold`, 0.5 by default. Of spans
@@ -12,6 +12,8 @@
 //!
 //! An object has `structures` and `relations`, as far as the request asks for them: by name, the array of records. A value of a field is an object of `word`,
 //! `score`, `start` and `end`, which count characters of the text, or of `label` and `score` for a choice.
+
+use std::collections::HashMap;
 
 use indexmap::IndexMap;
 use ndarray::{Array1, ArrayView4, Axis, Ix5};
@@ -35,7 +37,7 @@ pub const ENTRY: OpEntry = OpEntry {
     build,
 };
 
-/// The logit of what is none: a span that is too long, a record behind the last one. The scores of others are higher.
+/// The logit of a span that is too long, and of each span of a record behind the last one. Other logits are higher.
 const NONE: f32 = -1e4;
 
 struct Records;
@@ -70,7 +72,7 @@ enum Filled<'a> {
     Several(Vec<Found<'a>>),
 }
 
-/// A span of the text, or a choice. Those that differ in their score alone are equal.
+/// A span of the text, or a choice. Two spans of the same characters are equal, whatever their scores are, and so are two choices of one label.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 enum Found<'a> {
@@ -88,7 +90,7 @@ struct Scored<'r, 'a> {
     before: usize,
 }
 
-/// What a text has.
+/// The records of a text.
 #[derive(Default, Serialize)]
 struct Answer<'a> {
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
@@ -153,10 +155,12 @@ impl Op for Records {
 
 /// The structures and the relations, with the places of their fields and choices.
 fn kinds<'a>(asked: &'a Asked, before: &[String], threshold: f32) -> (Vec<Kind<'a>>, Vec<Kind<'a>>) {
-    let lower: Vec<String> = before.iter().map(|word| word.to_lowercase()).collect();
-    // The library finds a choice by its text: choices that two fields share have one place.
-    let choice =
-        |choice: &'a String| Some((choice.as_str(), lower.iter().position(|word| *word == choice.to_lowercase())?));
+    // The library finds a choice by its text: choices that two fields share have one place, the first.
+    let mut places = HashMap::new();
+    for (at, word) in before.iter().enumerate() {
+        places.entry(word.to_lowercase()).or_insert(at);
+    }
+    let choice = |choice: &'a String| Some((choice.as_str(), *places.get(&choice.to_lowercase())?));
     let mut at = 0..;
     let structures = asked.structures().iter().map(|structure| {
         let slots = structure.fields().iter().zip(&mut at).map(|(field, at)| Slot {
@@ -185,7 +189,7 @@ fn all_of<'a>(kinds: &[Kind<'a>], rows: &[Scored<'_, 'a>]) -> IndexMap<&'a str, 
 // === impl Kind ===
 
 impl<'a> Kind<'a> {
-    /// The records of a text that has these rows. Those of several windows follow each other, equal ones once.
+    /// The records of a text that has these rows. Records of several windows follow each other, equal ones once.
     fn records_of(&self, rows: &[Scored<'_, 'a>]) -> Vec<Record<'a>> {
         let mut found = Vec::<Record<'a>>::new();
         for row in rows {

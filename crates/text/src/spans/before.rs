@@ -10,7 +10,7 @@ use crate::{RequestOptions, TextError, TextTokenizer};
 /// The name of the schema of entities.
 const ENTITIES: &str = "entities";
 
-/// What a request asks for: entities, records, classes.
+/// The labels of a request: of entities, of records, of classes.
 pub(super) struct Asked {
     labels: Option<SpanLabels>,
     records: Records,
@@ -19,9 +19,9 @@ pub(super) struct Asked {
 
 /// The tokens before a text.
 pub(super) struct Before {
-    /// Those of the labels, with the schemas around them, and the separator.
+    /// Tokens of the labels, with the schemas around them, and the separator.
     pub(super) labels: Vec<u32>,
-    /// By word, those of the choices of fields, which have scores as the words of the text have.
+    /// By word, the tokens of the choices of fields, which have scores as the words of the text have.
     pub(super) choices: Vec<Vec<u32>>,
 }
 
@@ -32,7 +32,7 @@ struct Words(Vec<(String, Option<&'static str>)>);
 // === impl Asked ===
 
 impl Asked {
-    /// What a request asks of rows of this form.
+    /// The labels of a request for rows of this form.
     pub(super) fn of(request: &RequestOptions<'_>, form: SpanForm) -> Result<Asked, TextError> {
         let labels = request.labels.map(SpanLabels::parse).transpose()?;
         let records = Records::parse(request.structures, request.relations)?;

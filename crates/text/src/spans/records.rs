@@ -162,7 +162,7 @@ impl Records {
         self.structures.is_empty() && self.relations.is_empty()
     }
 
-    /// The words before those of a text: the choices of fields, whose scores are those of the words. The text itself has none of them.
+    /// The choices of fields, with their parentheses, as words that a row has before the words of its text. The score of a choice is that of its word.
     pub fn words_of_choices(&self) -> Vec<String> {
         self.structures.iter().flat_map(Structure::words_of_choices).collect()
     }

@@ -12,7 +12,7 @@ use super::Handlers;
 /// The parameters that name labels.
 const READ: [&str; 5] = ["candidate_labels", "classifications", "labels", "structures", "relations"];
 
-/// Those of them that ask for records.
+/// The parameters among them that ask for records.
 const OF_RECORDS: [&str; 2] = ["structures", "relations"];
 
 /// How the logits of pairs become scores of a request's labels.
@@ -49,10 +49,10 @@ impl Handlers {
                 "model '{}' does not do 'zero_shot', which parameter 'candidate_labels' asks for: it has no label 'entailment'",
                 request.model
             ))),
-            None if names(Task::TokenClassify) && READ.iter().any(|&name| name != "labels" && has(name)) => {
+            None if names(Task::TokenClassify) && (has("candidate_labels") || has("classifications")) => {
                 Err(InferError::unsupported(format!(
-                    "model '{}' finds entities alone: leave all but 'labels' out. A graph of GLiNER2 that classifies has an output 'class_logits', \
-                     which trireme export makes",
+                    "model '{}' finds entities alone: leave 'classifications' and 'candidate_labels' out. A graph of GLiNER2 that classifies has an \
+                     output 'class_logits', which trireme export makes",
                     request.model
                 )))
             }
