@@ -284,13 +284,13 @@ clients-test: setup ## Other servers' Python clients from PyPI, in one process a
 contracts-test: setup-demo ## The suites of others: vLLM's tests of pooling models, openai-python's, TEI's and Infinity's documents; n of m for each dialect (ONLY=vllm, FILE=embed/test_online.py; UPDATE_DOCS=1 renews docs/dialects.md)
 	@scripts/setup-contracts.sh
 	@scripts/setup-schemathesis.sh
-	cargo build -p trireme
+	cargo build --workspace
 	python3 tests/contracts/contracts_test.py --binary target/debug/trireme $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE))
 
 .PHONY: contracts-quick
 contracts-quick: setup-demo ## The part of contracts-test that takes two minutes: schemathesis with TEI's and Infinity's own documents
 	@scripts/setup-schemathesis.sh
-	cargo build -p trireme
+	cargo build --workspace
 	@for suite in tei infinity; do python3 tests/contracts/contracts_test.py --binary target/debug/trireme --only $$suite; done
 
 .PHONY: schema-test

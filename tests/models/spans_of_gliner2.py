@@ -22,6 +22,9 @@ from gliner2.models.span import SpanExtractorModel
 from gliner2 import GLiNER2, Schema
 from transformers import DebertaV2Config
 
+sys.path.insert(0, str(spans.ROOT / "cli" / "src" / "verify"))
+import reference
+
 logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
 FOLDER = spans.ROOT / "tests" / "models" / "gliner2"
@@ -115,30 +118,9 @@ def extracted(model, text, ask, threshold, **options):
 
 
 def recorded(model, text, ask, threshold):
-    """The records of a text in the form of the answer of a server. The full stop that the library puts behind a text is no value."""
+    """The case of a text: its records in the form of the server's answer, and what else it is asked for."""
     found = extracted(model, text, ask, threshold)
-
-    def value(given):
-        if isinstance(given, list):
-            return [one for one in map(value, given) if one]
-        if not given or given.get("start") == len(text):
-            return None
-        if "start" not in given:
-            return dict(label=given["text"], score=given["confidence"])
-        end = min(given["end"], len(text))
-        return dict(word=text[given["start"]:end], score=given["confidence"], start=given["start"], end=end)
-
-    def instances(given, counts):
-        every = ({name: value(one) for name, one in instance.items()} for instance in given or [])
-        return [instance for instance in every if counts(instance.values())]
-
-    answer = {}
-    if "structures" in ask:
-        answer["structures"] = {name: instances(found[name], any) for name in ask["structures"]}
-    if "relations" in ask:
-        # The library tells a relation with a description under both.
-        told = {key.split(": ")[0]: of for key, of in found["relation_extraction"].items() if of}
-        answer["relations"] = {name: instances(told.get(name), all) for name in ask["relations"]}
+    answer = reference.records_of(found, text, ask.get("structures", ()), ask.get("relations", ()))
     case = {**ask, "text": text, "records": answer}
     if "labels" in ask:
         case["entities"] = in_order(found["entities"], text, ask["labels"])

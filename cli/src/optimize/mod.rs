@@ -107,6 +107,12 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
         path.display()
     );
     let folder = ModelFolder::read(path, None, &FolderChoices::default())?;
+    ensure!(
+        !folder.description.needs_labels(),
+        "'{}' is a model of spans: its requests name labels, and optimize sends texts without labels. Quantize the graph with \
+         onnxruntime.quantization, and serve the file with --precision int8",
+        path.display()
+    );
     let graph = folder
         .description
         .graph()

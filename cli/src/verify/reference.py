@@ -189,28 +189,32 @@ def zero_shot(ask):
 
 def extract(ask):
     _, extracted = extracted_by_gliner2(ask)
-    found = []
-    for text, result in zip(ask["texts"], extracted):
-        def value(given):
-            if isinstance(given, list):
-                return [one for one in map(value, given) if one]
-            # The library counts the full stop that it puts behind a text.
-            if not given or given.get("start") == len(text):
-                return None
-            if "start" not in given:
-                return {"label": given["text"], "score": given["confidence"]}
-            end = min(given["end"], len(text))
-            return {"word": text[given["start"]:end], "score": given["confidence"], "start": given["start"], "end": end}
+    return [{"records": records_of(result, text, **RECORDS)} for text, result in zip(ask["texts"], extracted)]
 
-        def records(given, counts):
-            every = [{name: value(one) for name, one in record.items()} for record in given or []]
-            return [record for record in every if counts(record.values())]
 
-        found.append({"records": {
-            "structures": {name: records(result[name], any) for name in RECORDS["structures"]},
-            "relations": {name: records(result["relation_extraction"][name], all) for name in RECORDS["relations"]},
-        }})
-    return found
+def records_of(result, text, structures=(), relations=()):
+    """The records that gliner2 finds in a text, in the form of the server's answer. The full stop that the library puts behind a text is no value."""
+    def value(given):
+        if isinstance(given, list):
+            return [one for one in map(value, given) if one]
+        if not given or given.get("start") == len(text):
+            return None
+        if "start" not in given:
+            return {"label": given["text"], "score": given["confidence"]}
+        end = min(given["end"], len(text))
+        return {"word": text[given["start"]:end], "score": given["confidence"], "start": given["start"], "end": end}
+
+    def records(given, counts):
+        every = [{name: value(one) for name, one in record.items()} for record in given or []]
+        return [record for record in every if counts(record.values())]
+
+    # The library answers a relation with a description under `name: description`, and without it.
+    related = {key.split(": ")[0]: of for key, of in result.get("relation_extraction", {}).items() if of}
+    answer = {
+        "structures": {name: records(result[name], any) for name in structures},
+        "relations": {name: records(related.get(name), all) for name in relations},
+    }
+    return {kind: found for kind, found in answer.items() if found}
 
 
 def spans_of_gliner2(ask):

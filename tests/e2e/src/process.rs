@@ -131,8 +131,18 @@ impl Process {
 
     /// The memory it occupies right now, in bytes; 0 if it has ended.
     pub fn resident_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most memory that it has occupied at a time, in bytes; 0 if it has ended.
+    pub fn most_resident_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    /// A field of its status.
+    fn status_bytes(&self, field: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
         let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
         kibibytes.unwrap_or(0) << 10
     }

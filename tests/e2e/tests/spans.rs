@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, workspace};
+use trireme_e2e::{Mode, Process, Request, Response, Sandbox, Setup, in_one_mode, product, workspace};
 
 in_one_mode!(
     entities_of_any_labels_are_those_of_the_library,
@@ -13,6 +13,7 @@ in_one_mode!(
     classes_of_gliner2_are_those_of_its_library,
     records_of_gliner2_are_those_of_its_library,
     a_graph_without_records_says_how_to_get_them,
+    a_long_text_takes_the_memory_of_a_few_rows,
 );
 
 fn post(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
@@ -364,6 +365,52 @@ fn a_graph_without_records_says_how_to_get_them(mode: Mode) {
     assert!(words.iter().all(|word| refused.text().contains(word)), "{}", refused.text());
     let classes = asked(json!({"classifications": r#"[{"task": "t", "labels": ["a", "b"]}]"#, "labels": "ship"}));
     assert_eq!(classes.status, 200, "{}", classes.text());
+}
+
+/// The windows of a text are rows of one request, which has several runs. Its answer is that of one run.
+fn a_long_text_takes_the_memory_of_a_few_rows(mode: Mode) {
+    const MOST: u64 = 1 << 30;
+    let (folder, models) = (workspace().join("tests/models/gliner2"), tempfile::tempdir().expect("a folder"));
+    for (name, budget) in [("any", None), ("rows", Some("1")), ("whole", Some("1000000"))] {
+        let mut init = product("trireme");
+        init.arg("init").arg(format!("{name}={}", folder.display())).arg(models.path());
+        assert!(init.output().expect("the command runs").status.success());
+        let config = models.path().join(format!("{name}_model/config.pbtxt"));
+        let text = fs::read_to_string(&config).expect("the model has a configuration");
+        let derived = r#"key: "token_budget" value { string_value: "2048" }"#;
+        assert!(text.contains(derived), "{text}");
+        let changed = budget.map_or(text.clone(), |budget| text.replace(derived, &derived.replace("2048", budget)));
+        fs::write(config, changed).expect("the configuration is written");
+    }
+    let sandbox = Setup::new(mode).repository(models.path()).start();
+    let day = |day| format!("On day {day} the crew is on the ship.");
+    let parameters = json!({
+        "labels": "person, ship", "threshold": 0.3, "relations": r#"["sails_on"]"#,
+        "classifications": r#"[{"task": "sea", "labels": ["calm", "storm"], "multi_label": true}]"#,
+    });
+    let ask = |model: &str, texts: &[&str]| {
+        let answer = post(&sandbox, &format!("/v2/models/{model}/infer"), &request_of(texts, &parameters));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    };
+
+    let long = (0..2000).map(day).collect::<Vec<_>>().join(" ");
+    let entities = &rows_of(&ask("any", &[&long]), "entities")[0];
+    assert!(entities[entities.as_array().expect("a list").len() - 1]["start"].as_u64() > Some(70_000), "{entities}");
+    let peak = sandbox.processes().map(Process::most_resident_bytes).max();
+    assert!(peak < Some(MOST), "{peak:?} bytes; in one run 40 rows of 2048 tokens take more than 5 GB");
+
+    // Windows beside a text of a few words, and one without any.
+    let texts = [&(0..300).map(day).collect::<Vec<_>>().join(" "), "Ada sails.", ""];
+    let whole = ask("whole", &texts);
+    for name in ["any", "rows"] {
+        let found = ask(name, &texts);
+        for output in ["entities", "classes", "records"] {
+            for (text, (one, other)) in texts.iter().zip(rows_of(&found, output).iter().zip(&rows_of(&whole, output))) {
+                assert_same_records(one, other, text);
+            }
+        }
+    }
 }
 
 fn records_that_cannot_be_asked_for_are_refused(sandbox: &Sandbox) {

@@ -415,6 +415,7 @@ fn a_wrong_command_says_what_to_write() {
     let (dead, nobody, nats) = ("http://127.0.0.1:1", "http://127.0.0.1:1", "nats://127.0.0.1:1");
     let (input, output, missing) = (path("in.jsonl"), path("out.jsonl"), path("missing"));
     let unwritable = "/proc/out.jsonl".to_owned();
+    let spans = workspace().join("tests/models/spans").display().to_string();
     let short = ["--nats-connect-timeout-secs", "1"];
     let cases: &[(&[&str], &[&str])] = &[
         (&["infer", "m", "a text", "--server", dead], &["no server answers at http://127.0.0.1:1", "trireme serve"]),
@@ -435,6 +436,7 @@ fn a_wrong_command_says_what_to_write() {
         (&["settings", "--nats-url", nats], &["no broker answers", "--nats-url"]),
         (&["bulk", &input, &output, "--model", "m", "--server", dead], &["no server answers at http://127.0.0.1:1"]),
         (&["init", &missing, &path("new")], &["there is no folder"]),
+        (&["optimize", &spans], &["is a model of spans", "--precision int8"]),
         (&["init", &repository, &path("new")], &["no model folder"]),
         (&["validate", &missing], &["missing"]),
     ];

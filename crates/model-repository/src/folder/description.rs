@@ -145,6 +145,11 @@ impl FolderDescription {
         labels.is_some_and(|labels| Nli::of(&labels.value).is_some())
     }
 
+    /// Whether the labels of a request stand before its texts, as with GLiNER, so that a request without labels is refused.
+    pub fn needs_labels(&self) -> bool {
+        self.spans.is_some()
+    }
+
     /// The path of the ONNX file within the folder; `None` for static models, which have no ONNX file, and for
     /// models that generate, which have several.
     pub fn graph(&self) -> Option<&str> {

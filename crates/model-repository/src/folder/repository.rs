@@ -23,6 +23,9 @@ const ROWS_PER_MESSAGE: &str = "2";
 /// The longest row that a load tries. A longer one takes seconds, and finds no more graphs that were traced for short rows.
 const LONGEST_TRIED: u64 = 512;
 
+/// The most tokens of a run of a model of spans: more rows at a time are no faster on CPUs, and take more memory.
+const TOKENS_OF_SPANS: &str = "2048";
+
 /// A graph of this many bytes is in memory once (docs/batching.md).
 const LARGE_GRAPH: u64 = 512 << 20;
 
@@ -320,7 +323,14 @@ impl FolderDescription {
     fn batching(&self, text: &mut Text, wiring: &Wiring) {
         text.blank();
         if self.spans.is_some() {
-            text.line("# No pad_inputs: requests have labels of their own, so that each has a run of its own.", "");
+            text.line(
+                "# No pad_inputs: requests have labels of their own, so that none shares a run with another.",
+                "",
+            );
+            match self.depends_on_company() {
+                Some(why) => text.parameter("token_budget", "1", &format!("each row has a run of its own: {why}")),
+                None => text.parameter("token_budget", TOKENS_OF_SPANS, "the rows of a long text have several runs"),
+            }
             return;
         }
         let has_mask = wiring.inputs.iter().any(|input| input.name == "attention_mask");

@@ -15,6 +15,7 @@
 //! | `packing` | `off`, `auto` or `on`: whether the packed graph serves | that of the process |
 //! | `cost_model` | `measured`: the cost of runs is measured when the model is loaded; `off` | `measured` |
 //!
+//! `token_budget` counts without `pad_inputs` for a model of spans ([`spans`]), whose requests have several runs then.
 //! `sample_rows` and `longest_row` count without `pad_inputs`, too: the load tries them on a graph whose rows have one length, or no mask.
 //!
 //! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`;
@@ -28,6 +29,7 @@ use trireme_model_repository::ModelConfig;
 
 use super::packing::Packing;
 use super::padding::{PaddedInput, Padding, Steps, UnpaddedOutput};
+use super::spans;
 
 const PAD_INPUTS: &str = "pad_inputs";
 const UNPAD_OUTPUTS: &str = "unpad_outputs";
@@ -80,6 +82,11 @@ pub struct Declaration {
 struct Reader<'a> {
     config: &'a ModelConfig,
     faults: Vec<String>,
+}
+
+/// The most tokens of one run that the configuration sets, if it is a number of at least 1.
+pub(super) fn token_budget(config: &ModelConfig) -> Option<u32> {
+    Reader { config, faults: Vec::new() }.number(TOKEN_BUDGET)
 }
 
 // === impl Declaration ===
@@ -148,7 +155,10 @@ impl<'a> Reader<'a> {
                 PADDING_SIDE,
                 PADDING_CHECK,
             ] {
-                if self.text(name).is_some() {
+                let divides = name == TOKEN_BUDGET && spans::is_of_spans(self.config);
+                if divides {
+                    self.number(name);
+                } else if self.text(name).is_some() {
                     self.faults.push(format!("parameter '{name}' has no effect without '{PAD_INPUTS}'"));
                 }
             }

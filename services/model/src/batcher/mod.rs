@@ -16,6 +16,7 @@ pub mod packing;
 mod padding;
 #[cfg(test)]
 mod simulator;
+pub mod spans;
 
 pub use arrival::PackedBatcher;
 pub use declaration::Declaration;

@@ -20,6 +20,7 @@ use super::shared::InstanceSession;
 use super::tasks::{self, Tasks};
 use crate::batcher::apart::{self, Runs};
 use crate::batcher::merge::{self, Cut};
+use crate::batcher::spans::{self, SpanRows, SpanRun};
 use crate::batcher::{Padded, Padding, Steps};
 
 /// An instance of an ONNX model.
@@ -47,6 +48,8 @@ pub struct OnnxInstance {
     groups: Option<usize>,
     /// The most tokens of a run of one request.
     most_tokens: u32,
+    /// How the rows of a request are divided, if this is a model of spans.
+    spans: Option<SpanRows>,
 }
 
 /// The meaning of the first dimension.
@@ -109,6 +112,7 @@ impl OnnxInstance {
             shares: None,
             groups: None,
             most_tokens: apart::MOST_TOKENS,
+            spans: SpanRows::of(config),
             tasks: caches::undeclared(config, &schema.inputs)
                 .iter()
                 .any(|input| input.name == tasks::INPUT)
@@ -232,6 +236,19 @@ impl OnnxInstance {
             .as_ref()
             .ok_or_else(|| InferError::internal("a request of several runs without padded inputs"))?;
         let outputs = apart::join(padding, &outputs).map_err(|error| in_model(&self.model, error))?;
+        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
+    }
+
+    /// Runs rows of texts with spans, so many at a time.
+    fn execute_spans(&mut self, request: &ExecuteRequest, runs: Vec<SpanRun>) -> Result<ExecuteResponse, InferError> {
+        let (mut outputs, mut timing) = (Vec::with_capacity(runs.len()), ExecuteTiming::default());
+        for SpanRun { rows, inputs } in runs {
+            let run = ExecuteRequest { inputs, ..request.clone() };
+            let mut ran = self.execute_together(std::slice::from_ref(&run))?.remove(0);
+            add(&mut timing, ran.timing);
+            outputs.push((rows, std::mem::take(&mut ran.outputs)));
+        }
+        let outputs = spans::join(&outputs).map_err(|error| in_model(&self.model, error))?;
         Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
     }
 
@@ -365,6 +382,12 @@ impl ModelInstance for OnnxInstance {
             let runs = padding.map(|padding| apart::runs(padding, &request.inputs, self.most_tokens)).transpose();
             match runs {
                 Ok(Some(Some(runs))) => return vec![self.execute_runs(request, runs)],
+                Ok(_) => {}
+                Err(error) => return vec![Err(in_model(&self.model, error))],
+            }
+            let runs = self.spans.as_ref().map(|spans| spans.runs(&request.inputs)).transpose();
+            match runs {
+                Ok(Some(Some(runs))) => return vec![self.execute_spans(request, runs)],
                 Ok(_) => {}
                 Err(error) => return vec![Err(in_model(&self.model, error))],
             }
