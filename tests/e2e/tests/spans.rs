@@ -377,9 +377,9 @@ fn a_long_text_takes_the_memory_of_a_few_rows(mode: Mode) {
         assert!(init.output().expect("the command runs").status.success());
         let config = models.path().join(format!("{name}_model/config.pbtxt"));
         let text = fs::read_to_string(&config).expect("the model has a configuration");
-        let derived = r#"key: "token_budget" value { string_value: "2048" }"#;
+        let derived = r#"key: "token_budget" value { string_value: "1024" }"#;
         assert!(text.contains(derived), "{text}");
-        let changed = budget.map_or(text.clone(), |budget| text.replace(derived, &derived.replace("2048", budget)));
+        let changed = budget.map_or(text.clone(), |budget| text.replace(derived, &derived.replace("1024", budget)));
         fs::write(config, changed).expect("the configuration is written");
     }
     let sandbox = Setup::new(mode).repository(models.path()).start();

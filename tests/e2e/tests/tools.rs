@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use trireme_e2e::{
     Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, basic_repository, golden, in_one_mode, load, product,
-    wait_until,
+    wait_until, workspace,
 };
 
 in_one_mode!(

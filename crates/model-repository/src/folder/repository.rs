@@ -23,8 +23,8 @@ const ROWS_PER_MESSAGE: &str = "2";
 /// The longest row that a load tries. A longer one takes seconds, and finds no more graphs that were traced for short rows.
 const LONGEST_TRIED: u64 = 512;
 
-/// The most tokens of a run of a model of spans: more rows at a time are no faster on CPUs, and take more memory.
-const TOKENS_OF_SPANS: &str = "2048";
+/// The most tokens of a run of a model of spans: more at a time are no faster on CPUs, and take more memory (docs/adr/0040-windows-are-rows.md).
+const TOKENS_OF_SPANS: &str = "1024";
 
 /// A graph of this many bytes is in memory once (docs/batching.md).
 const LARGE_GRAPH: u64 = 512 << 20;
