@@ -11,7 +11,8 @@ use trireme_model_repository::{InstanceKind, ModelConfig, Uploaded};
 
 use crate::batching::BatchPolicy;
 use crate::calls::IdleCalls;
-use crate::instance::{ExecuteRequest, ModelInstance, Outage, StepwiseInstance};
+use crate::instance::{ModelInstance, Outage, StepwiseInstance};
+use crate::request::ExecuteRequest;
 
 /// Loads model versions of one kind, which config.pbtxt names in `backend`.
 ///

@@ -14,7 +14,8 @@ use trireme_inference::{ErrorCode, InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelInput};
 
 use crate::backend::{Instance, LoadError, LoadedModel};
-use crate::instance::{ExecuteRequest, ModelInstance, Progress, StepwiseInstance, Ticket, panicked};
+use crate::instance::{ModelInstance, Progress, StepwiseInstance, Ticket, panicked};
+use crate::request::ExecuteRequest;
 use crate::threads::spawn;
 
 /// The most elements of a made-up input. A model that needs a larger input gets no made-up canary request.

@@ -6,7 +6,7 @@ use trireme_inference::{FailureReason, InferError};
 
 use crate::batching::Description;
 use crate::cancel::refused;
-use crate::instance::{ExecuteRequest, ExecuteResponse};
+use crate::request::{ExecuteRequest, ExecuteResponse};
 
 /// The rest of a request while the engine has it: it decides when the request may run, and gets its result. The engine
 /// calls it on the thread that executes the request, within the tokio runtime of the model's tasks, and gives up each one

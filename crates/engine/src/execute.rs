@@ -1,26 +1,29 @@
 //! The thread of an instance: takes the next batch, executes it, counts it, and concludes each request. A guest does the same with one
-//! request on the thread that brings it.
+//! request on the thread that brings it. A request of several runs has one run at a time, and the batches that wait go between them.
 //!
 //! Not here: instances that work step by step (`stepwise`), and the treatment of a result or an error (`completion`).
 
-use std::panic::AssertUnwindSafe;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trireme_inference::{FailureReason, InferError, Lane, request_timeout};
 
 use crate::backend::{BackgroundInstance, Instance};
 use crate::background::{PATIENCE, Share, lower_priority, priorities_count};
-use crate::batching::Candidate;
+use crate::batching::{Candidate, Description};
 use crate::canary::Streak;
 use crate::cancel::expired;
 use crate::completion::Completion;
+use crate::division::Division;
 use crate::guests::{Guest, Nested, Place, SHORT_RUN, reserve_thread};
-use crate::instance::{ExecuteRequest, ExecuteResponse, ModelInstance, Stop, panicked};
+use crate::instance::{ModelInstance, Stop, panicked};
 use crate::model::{Model, Threads, Work, conclude};
 use crate::outage::is_out;
 use crate::queue::Seat;
 use crate::queue::{Role, Taken};
+use crate::request::{ExecuteRequest, ExecuteResponse};
 use crate::runs::Runs;
 use crate::stepwise::Stepper;
 use crate::threads::spawn;
@@ -47,6 +50,23 @@ struct Executed<C> {
     request: ExecuteRequest,
     pending: C,
     result: Result<ExecuteResponse, InferError>,
+}
+
+/// A request of several runs, of which some are still to come.
+struct Divided<C> {
+    request: ExecuteRequest,
+    pending: C,
+    division: Division,
+    /// The time of its runs so far.
+    took: Duration,
+}
+
+/// An instance in the hands of a thread.
+struct Executor<'a> {
+    role: Role,
+    instance: &'a mut dyn ModelInstance,
+    stop: Option<Arc<dyn Stop>>,
+    streak: &'a mut Streak,
 }
 
 // === impl Executed ===
@@ -101,7 +121,9 @@ impl<C: Completion> Model<C> {
     }
 
     fn run_guest(&self, mut guest: Guest, place: Place, work: Work<C>) {
-        let executed = self.execute_batch(Role::Main, guest.instance.as_mut(), None, &mut guest.streak, vec![work]);
+        let (instance, streak) = (guest.instance.as_mut(), &mut guest.streak);
+        let mut executor = Executor { role: Role::Main, instance, stop: None, streak };
+        let executed = self.execute_batch(&mut executor, self.begin(vec![work], Instant::now()));
         if !guest.streak.is_due() || self.run_canary(guest.instance.as_mut()) {
             self.guests.return_guest(guest);
         }
@@ -148,81 +170,136 @@ impl<C: Completion> Model<C> {
         }
     }
 
-    /// Takes a batch, executes it, sends the results on.
+    /// Takes a batch, executes it, sends the results on. Between two batches it executes a run of a divided request.
     fn run_batches(self: Arc<Self>, role: Role, mut instance: Box<dyn ModelInstance>) {
         let (stop, mut calls, mut streak) = (instance.stop(), 0, Streak::default());
         let (outage, mut share) = (instance.outage(), Share::default());
         let late = |work: &Work<C>, takes| work.pending.is_too_late(takes);
+        let mut divided = VecDeque::<Divided<C>>::new();
         loop {
             self.wait_out(outage.as_ref());
-            let Some(taken) = self.queue.take_run(role, &mut calls, late) else { return };
-            let called = match taken {
-                Taken::Late(late) => {
+            let taken = match divided.front() {
+                None => match self.queue.take_run(role, &mut calls, late) {
+                    None => return,
+                    taken => taken,
+                },
+                // It has the instance for itself.
+                Some(first) if first.pending.is_alone() => None,
+                Some(_) => self.queue.try_take_run(role, &mut calls, late),
+            };
+            let mut executor = Executor { role, instance: instance.as_mut(), stop: stop.clone(), streak: &mut streak };
+            let mut called = false;
+            match taken {
+                None => {}
+                Some(Taken::Late(late)) => {
                     late.into_iter().for_each(|work| work.pending.fail(expired(), FailureReason::Other));
-                    false
                 }
-                Taken::Batch(batch, _) if is_out(outage.as_ref()) => {
-                    self.return_work(batch);
-                    false
-                }
-                Taken::Batch(batch, _) if batch.is_empty() => true,
-                Taken::Batch(batch, mut run) => {
+                Some(Taken::Batch(batch, _)) if is_out(outage.as_ref()) => self.return_work(batch),
+                Some(Taken::Batch(batch, _)) if batch.is_empty() => called = true,
+                Some(Taken::Batch(batch, mut run)) => {
                     let execute = || {
-                        let executed = self.execute_batch(role, instance.as_mut(), stop.as_ref(), &mut streak, batch);
+                        let batch = self.divide(&mut executor, self.begin(batch, Instant::now()), &mut divided);
+                        let executed = self.execute_batch(&mut executor, batch);
                         let count = executed.len();
                         executed.into_iter().for_each(Executed::conclude);
                         count
                     };
-                    run.executed = match role {
-                        Role::Main => execute(),
-                        Role::Background => share.of(execute),
-                    };
-                    if share.is_too_little() {
-                        self.queue.background_starves();
-                    }
-                    false
+                    run.executed = by_role(role, &mut share, execute);
                 }
-            };
+            }
+            if let Some(next) = divided.pop_front() {
+                divided.extend(by_role(role, &mut share, || self.execute_part(&mut executor, next)));
+            }
+            if share.is_too_little() {
+                self.queue.background_starves();
+            }
             // A broken instance takes no waiting requests: the worker hands them back.
             if (called || streak.is_due()) && !self.run_canary(instance.as_mut()) {
+                C::give_back(divided.into_iter().map(|divided| divided.pending).collect());
                 return;
             }
         }
     }
 
-    /// Executes the requests of a batch that clients still wait for.
-    fn execute_batch(
+    /// The batch without a request that takes several runs, which waits in `divided` for its turns.
+    fn divide(
         &self,
-        role: Role,
-        instance: &mut dyn ModelInstance,
-        stop: Option<&Arc<dyn Stop>>,
-        streak: &mut Streak,
-        batch: Vec<Work<C>>,
-    ) -> Vec<Executed<C>> {
-        let started = Instant::now();
-        let (requests, mut waiting): (Vec<_>, Vec<_>) = self.begin(batch, started).into_iter().unzip();
+        executor: &mut Executor<'_>,
+        mut batch: Vec<(ExecuteRequest, C)>,
+        divided: &mut VecDeque<Divided<C>>,
+    ) -> Vec<(ExecuteRequest, C)> {
+        let [(request, _)] = batch.as_slice() else { return batch };
+        let division = self.caught(|| executor.instance.divide(request));
+        if let Some(division) = division.transpose()
+            && let Some((request, pending)) = batch.pop()
+        {
+            match division {
+                Ok(division) => divided.push_back(Divided { request, pending, division, took: Duration::ZERO }),
+                Err(error) => Executed { request, pending, result: Err(error) }.conclude(),
+            }
+        }
+        batch
+    }
+
+    /// Executes the next run of a divided request. Gives the request back if more are to come.
+    fn execute_part(&self, executor: &mut Executor<'_>, divided: Divided<C>) -> Option<Divided<C>> {
+        let Divided { request, pending, mut division, mut took } = divided;
+        let mut ran = request.unwanted().map_or(Ok(()), Err);
+        if ran.is_ok()
+            && let Some(parts) = division.next()
+        {
+            let descriptions: Vec<_> = parts.iter().map(|part| self.queue.describe(&part.inputs)).collect();
+            let (_run, began) = (self.queue.begin_part(executor.role, &descriptions), Instant::now());
+            ran = division.add(self.execute(executor, &parts, &descriptions, pending.held().into_iter().collect()));
+            took += began.elapsed();
+        }
+        if ran.is_ok() && !division.is_over() {
+            return Some(Divided { request, pending, division, took });
+        }
+        let result = ran.and_then(|()| self.caught(|| division.join()));
+        if result.is_ok() {
+            self.queue.ran_in_parts(executor.role, &pending.description(), took);
+        }
+        Executed { request, pending, result }.conclude();
+        None
+    }
+
+    /// Executes the requests of a batch.
+    fn execute_batch(&self, executor: &mut Executor<'_>, batch: Vec<(ExecuteRequest, C)>) -> Vec<Executed<C>> {
+        let (requests, mut waiting): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         if requests.is_empty() {
             return Vec::new();
         }
         let held = waiting.iter().filter_map(C::held).collect();
+        let descriptions: Vec<_> = waiting.iter().map(C::description).collect();
+        let results = self.execute(executor, &requests, &descriptions, held);
+        C::ran_together(&mut waiting);
+        let executed = requests.into_iter().zip(waiting).zip(results);
+        executed.map(|((request, pending), result)| Executed { request, pending, result }).collect()
+    }
+
+    /// Executes requests together, and counts their run: whatever is answered has been counted before.
+    fn execute(
+        &self,
+        executor: &mut Executor<'_>,
+        requests: &[ExecuteRequest],
+        descriptions: &[Description],
+        held: Vec<C::Holding>,
+    ) -> Vec<Result<ExecuteResponse, InferError>> {
+        let Executor { role, instance, stop, streak } = executor;
         let callers = requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
-        let callers = Callers { waiting: callers, stop: stop.cloned() };
+        let callers = Callers { waiting: callers, stop: stop.clone() };
         let asked = requests.iter().filter_map(|request| request_timeout(&request.parameters)).max();
-        let times = if role == Role::Background { PATIENCE } else { 1 };
+        let times = if *role == Role::Background { PATIENCE } else { 1 };
         let patience = ExecutionLimit { times, at_least: asked.unwrap_or_default() };
         let execution = self.executions.begin(held, callers, patience);
-        let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
+        let executed = self.caught(|| Ok(instance.execute(requests)));
         drop(execution);
-        let mut results = executed.unwrap_or_else(|_| {
-            tracing::error!(model = %self.key, "model instance panicked");
-            requests.iter().map(|_| Err(panicked())).collect()
-        });
+        let mut results = executed.unwrap_or_else(|error| requests.iter().map(|_| Err(error.clone())).collect());
         // An instance that answers fewer requests than it was given must not leave the others waiting.
         results.resize_with(requests.len(), || Err(InferError::internal("model instance gave no result")));
-        C::ran_together(&mut waiting);
-        // Whatever is answered has been counted before.
         let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
-        self.count(&Runs::of(waiting.iter().map(C::description).zip(timings)));
+        self.count(&Runs::of(descriptions.iter().copied().zip(timings)));
         let outcomes = requests.iter().zip(&results).filter_map(|(request, result)| match result {
             Ok(_) => Some(Ok(())),
             Err(error) => request.unwanted().is_none().then_some(Err(error.code)),
@@ -230,8 +307,15 @@ impl<C: Completion> Model<C> {
         if let Some(outcome) = outcomes.reduce(Result::or) {
             self.note_run(streak, outcome);
         }
-        let executed = requests.into_iter().zip(waiting).zip(results);
-        executed.map(|((request, pending), result)| Executed { request, pending, result }).collect()
+        results
+    }
+
+    /// The result of a call of the model's code, which may panic.
+    fn caught<T>(&self, call: impl FnOnce() -> Result<T, InferError>) -> Result<T, InferError> {
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+            tracing::error!(model = %self.key, "model instance panicked");
+            Err(panicked())
+        })
     }
 
     /// Counts an instance's run.
@@ -242,5 +326,13 @@ impl<C: Completion> Model<C> {
             counters.tokens += tokens;
             counters.padding_tokens += padding;
         });
+    }
+}
+
+/// Executes on the thread of an instance of this role. In the background it is measured how much of a CPU the thread gets.
+fn by_role<T>(role: Role, share: &mut Share, execute: impl FnOnce() -> T) -> T {
+    match role {
+        Role::Main => execute(),
+        Role::Background => share.of(execute),
     }
 }

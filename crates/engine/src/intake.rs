@@ -232,7 +232,12 @@ impl Intake {
         let position = self.running.iter().position(|run| run.id == id)?;
         let run = self.running.swap_remove(position);
         let took = now.saturating_duration_since(run.started);
-        (requests > 0).then(|| self.pace.note(took, run.cost, requests)).map(|()| (run.cost, took))
+        (requests > 0).then(|| self.note(took, run.cost, requests)).map(|()| (run.cost, took))
+    }
+
+    /// Requests of this cost have taken so long together.
+    pub fn note(&mut self, took: Duration, cost: f64, requests: usize) {
+        self.pace.note(took, cost, requests);
     }
 
     /// Expected duration of a run of this cost; `None` before the first run.

@@ -3,7 +3,7 @@
 //! A backend loads a model version ([`load_version`], [`LoadedModel`]). A [`Model`] has its queue, and one OS thread per
 //! instance ([`Model::start`]). A request enters by [`Model::enter`]. A guest ([`Guests`]) executes a short one at once; of
 //! the others the threads form batches by the model's [`BatchPolicy`] and execute them, or an instance works on them step by
-//! step ([`StepwiseInstance`]). Each result goes to the request's [`Completion`]. Executions that hang and instances that
+//! step ([`StepwiseInstance`]). A request that is too large for one run is divided ([`Division`]), and others run between its runs. Each result goes to the request's [`Completion`]. Executions that hang and instances that
 //! became unreliable are noticed by [`Model::watch_executions`] and [`Model::watch_canary`].
 //!
 //! Invariants:
@@ -20,6 +20,7 @@ mod calls;
 mod canary;
 mod cancel;
 mod completion;
+mod division;
 mod dynamic_batching;
 mod execute;
 mod guests;
@@ -29,6 +30,7 @@ mod load;
 mod model;
 mod outage;
 mod queue;
+mod request;
 mod runs;
 mod statistics;
 mod stepwise;
@@ -47,17 +49,16 @@ pub use calls::{Answered, Caller, Calls, IdleCalls, Nested, NestedResponse, Orig
 pub use canary::Canary;
 pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
 pub use completion::{Completion, SendParts};
+pub use division::Division;
 pub use dynamic_batching::{DynamicBatcher, policy};
 pub use guests::{Guests, SHORT_RUN};
-pub use instance::{
-    ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Outage, Progress, StepwiseInstance, Stop, Ticket,
-    one_response,
-};
+pub use instance::{ModelInstance, Outage, Progress, StepwiseInstance, Stop, Ticket, one_response};
 pub use intake::{Intake, Room, RunId, allowance, most_in_hand};
 pub use load::{LoadOptions, Loaded, backend_of, instead, load_version, load_watched, stage};
 pub use model::{Model, Threads, Work};
 pub use outage::all_out;
 pub use queue::{Permit, Seat, WorkQueue};
+pub use request::{ExecuteRequest, ExecuteResponse, ExecuteTiming};
 pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad};
 pub use threads::{Promise, ThreadLimits, on_thread, promise, spawn, with_limits};
 pub use watchdog::Executions;

@@ -4,7 +4,7 @@
 use trireme_inference::Executed;
 
 use crate::batching::Description;
-use crate::instance::ExecuteTiming;
+use crate::request::ExecuteTiming;
 
 /// The runs, each with its timing and size.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -14,11 +14,10 @@ use trireme_inference::{InferError, UnixMicros};
 use crate::canary::Streak;
 use crate::cancel::{CancelFlag, unwanted};
 use crate::completion::{Completion, SendParts};
-use crate::instance::{
-    ExecuteRequest, ExecuteResponse, ExecuteTiming, Outage, Progress, StepwiseInstance, Ticket, one_response, panicked,
-};
+use crate::instance::{Outage, Progress, StepwiseInstance, Ticket, one_response, panicked};
 use crate::model::{Model, Work, conclude};
 use crate::outage::is_out;
+use crate::request::{ExecuteRequest, ExecuteResponse, ExecuteTiming};
 use crate::watchdog::{Callers, ExecutionLimit};
 
 /// An instance and the requests within it.

@@ -9,7 +9,8 @@ use trireme_model_repository::{ModelConfig, ModelWarmup, WarmupData, WarmupInput
 
 use crate::activity::doing;
 use crate::backend::LoadError;
-use crate::instance::{ExecuteRequest, ModelInstance, Progress, StepwiseInstance};
+use crate::instance::{ModelInstance, Progress, StepwiseInstance};
+use crate::request::ExecuteRequest;
 
 /// The most bytes of one made-up input.
 const MAX_INPUT_BYTES: u64 = 1 << 30;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_engine::{
-    BackgroundInstance, Candidate, Completion, Description, DynamicBatcher, ExecuteRequest, ExecuteResponse,
+    BackgroundInstance, Candidate, Completion, Description, Division, DynamicBatcher, ExecuteRequest, ExecuteResponse,
     Executions, Guests, Instance, LoadError, Model, ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts,
     StepwiseInstance, Ticket, Work, WorkQueue, in_background,
 };
@@ -30,6 +30,7 @@ enum Got {
 /// Gives results to a test.
 struct Caller {
     description: Description,
+    is_alone: bool,
     got: SyncSender<Got>,
 }
 
@@ -57,6 +58,10 @@ impl Completion for Caller {
 
     fn into_parts(self) -> PartsCaller {
         PartsCaller(self.got)
+    }
+
+    fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     fn held(&self) -> Option<SyncSender<Got>> {
@@ -98,6 +103,33 @@ impl ModelInstance for Doubler {
             Ok(response)
         };
         requests.iter().map(double).collect()
+    }
+}
+
+/// Doubles the numbers of a request one by one, each when it is released. A zero fails, and a negative number cannot be divided.
+struct OneByOne {
+    release: Receiver<()>,
+    ran: Arc<Mutex<Vec<i64>>>,
+}
+
+impl ModelInstance for OneByOne {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        self.release.recv_timeout(PATIENCE).expect("a release");
+        let number = requests[0].inputs[0].values::<i64>().expect("numbers")[0];
+        self.ran.lock().push(number);
+        Doubler.execute(requests)
+    }
+
+    fn divide(&mut self, request: &ExecuteRequest) -> Result<Option<Division>, InferError> {
+        let numbers = request.inputs[0].values::<i64>()?;
+        assert!(numbers[0] >= 0, "as planned");
+        let part = |&number: &i64| vec![ExecuteRequest { inputs: vec![tensor(number)], ..request.clone() }];
+        let join = |outputs: Vec<Vec<Tensor>>| {
+            let all = outputs.iter().map(|output| Ok(output[0].values::<i64>()?[0]));
+            let all: Vec<i64> = all.collect::<Result<_, InferError>>()?;
+            Ok(vec![Tensor::from_values("NUMBER", [all.len() as i64, 1], all)?])
+        };
+        Ok((numbers.len() > 1).then(|| Division::new(numbers.iter().map(part).collect(), join)))
     }
 }
 
@@ -218,7 +250,7 @@ impl Running {
     fn push_to(&self, lane: Lane, request: ExecuteRequest) -> Receiver<Got> {
         let (got, results) = sync_channel(16);
         let description = self.model.queue.describe(&request.inputs);
-        let (arrived, pending) = (Instant::now(), Caller { description, got });
+        let (arrived, pending) = (Instant::now(), Caller { description, is_alone: false, got });
         let candidate = Candidate { arrived, priority: 0, description };
         self.model.enter(lane, candidate, Work { request, pending, arrived });
         results
@@ -259,6 +291,91 @@ async fn a_request_that_fails_or_is_not_wanted_gets_its_error() {
     assert!(matches!(next(&unwanted), Got::Error(error, FailureReason::Other) if error.message.contains("cancelled")));
     running.end();
     assert!(unwanted.try_recv().is_err(), "one answer each");
+}
+
+fn numbers(numbers: &[i64]) -> ExecuteRequest {
+    let inputs = vec![Tensor::from_values("NUMBER", [numbers.len() as i64, 1], numbers.to_vec()).expect("numbers")];
+    ExecuteRequest::made_up("request", inputs, ["NUMBER"])
+}
+
+/// A model whose instance takes numbers one by one, what it has run, and the way to release runs.
+fn one_by_one() -> (Running, Arc<Mutex<Vec<i64>>>, impl Fn(usize)) {
+    let (sender, release) = sync_channel(64);
+    let ran = Arc::<Mutex<Vec<i64>>>::default();
+    let running = Running::start(Instance::Batch(Box::new(OneByOne { release, ran: ran.clone() })), None);
+    (running, ran, move |runs| (0..runs).for_each(|_| sender.send(()).expect("an instance")))
+}
+
+fn wait_for(ran: &Mutex<Vec<i64>>, numbers: &[i64]) {
+    let until = Instant::now() + PATIENCE;
+    while *ran.lock() != numbers {
+        assert!(Instant::now() < until, "{:?}, expected {numbers:?}", ran.lock());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_run_between_the_runs_of_a_long_request() {
+    let (running, ran, release) = one_by_one();
+    let long = running.push(numbers(&[1, 2, 3, 4]));
+    release(1);
+    wait_for(&ran, &[1]);
+    let (short, other) = (running.push(numbers(&[10])), running.push(numbers(&[5, 6])));
+    release(6);
+    assert!(matches!(next(&short), Got::Response(values, 1) if values == [20]));
+    assert!(matches!(next(&long), Got::Response(values, 4) if values == [2, 4, 6, 8]));
+    assert!(matches!(next(&other), Got::Response(values, 2) if values == [10, 12]));
+    let (order, place) = (ran.lock().clone(), |number| ran.lock().iter().position(|&ran| ran == number));
+    assert!(place(10) <= Some(2), "the short one waited for the run under way: {order:?}");
+    assert!(place(5) < place(6) && place(3) < place(4) && order.len() == 7, "each in its order: {order:?}");
+    let counted = running.model.statistics.snapshot(&running.model.key).expect("counters").counters;
+    assert_eq!((counted.executions, counted.tokens), (7, 7), "each run is counted");
+    // What has begun is finished when the queue is closed.
+    let last = running.push(numbers(&[7, 8]));
+    release(2);
+    running.end();
+    assert!(matches!(next(&last), Got::Response(values, 2) if values == [14, 16]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_request_ends_with_the_first_error() {
+    let (running, ran, release) = one_by_one();
+    let failed = running.push(numbers(&[1, 0, 3]));
+    release(2);
+    assert!(matches!(next(&failed), Got::Error(error, FailureReason::Backend) if error.message == "zero"));
+    let unwanted = numbers(&[4, 5, 6]);
+    let cancelled = unwanted.cancelled.clone();
+    let unwanted = running.push(unwanted);
+    release(1);
+    wait_for(&ran, &[1, 0, 4]);
+    cancelled.cancel();
+    // The run under way.
+    release(1);
+    assert!(matches!(next(&unwanted), Got::Error(error, FailureReason::Other) if error.message.contains("cancelled")));
+    assert!(!ran.lock().contains(&6));
+    let undivided = running.push(numbers(&[-1, 2]));
+    assert!(
+        matches!(next(&undivided), Got::Error(error, FailureReason::Backend) if error.message.contains("panicked"))
+    );
+    running.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn between_the_runs_of_a_request_that_has_to_run_alone_no_other_runs() {
+    let (running, ran, release) = one_by_one();
+    let (got, alone) = sync_channel(1);
+    let request = numbers(&[1, 2, 3]);
+    let (arrived, description) = (Instant::now(), running.model.queue.describe(&request.inputs));
+    let pending = Caller { description, is_alone: true, got };
+    running.model.queue.push_alone(Candidate { arrived, priority: 0, description }, Work { request, pending, arrived });
+    release(1);
+    wait_for(&ran, &[1]);
+    let short = running.push(numbers(&[10]));
+    release(3);
+    assert!(matches!(next(&alone), Got::Response(values, 3) if values == [2, 4, 6]));
+    assert!(matches!(next(&short), Got::Response(values, 1) if values == [20]));
+    assert_eq!(*ran.lock(), [1, 2, 3, 10]);
+    running.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]

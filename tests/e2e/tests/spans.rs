@@ -3,6 +3,8 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, Process, Request, Response, Sandbox, Setup, in_one_mode, product, workspace};
@@ -400,6 +402,8 @@ fn a_long_text_takes_the_memory_of_a_few_rows(mode: Mode) {
     let peak = sandbox.processes().map(Process::most_resident_bytes).max();
     assert!(peak < Some(MOST), "{peak:?} bytes; in one run 40 rows of 2048 tokens take more than 5 GB");
 
+    others_run_between_the_windows(&|texts| ask("any", texts), &long);
+
     // Windows beside a text of a few words, and one without any.
     let texts = [&(0..300).map(day).collect::<Vec<_>>().join(" "), "Ada sails.", ""];
     let whole = ask("whole", &texts);
@@ -411,6 +415,26 @@ fn a_long_text_takes_the_memory_of_a_few_rows(mode: Mode) {
             }
         }
     }
+}
+
+/// More long texts than the model has instances stop no other request: it is answered while all of them run.
+fn others_run_between_the_windows(ask: &(dyn Fn(&[&str]) -> Value + Sync), long: &str) {
+    const LONG: usize = 4;
+    let answered = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        for _ in 0..LONG {
+            threads.spawn(|| {
+                ask(&[long]);
+                answered.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        // Each of them runs for seconds from its first run on.
+        std::thread::sleep(Duration::from_millis(500));
+        for _ in 0..3 {
+            ask(&["Ada sails."]);
+        }
+        assert_eq!(answered.load(Ordering::SeqCst), 0, "a short request waited for a long one");
+    });
 }
 
 fn records_that_cannot_be_asked_for_are_refused(sandbox: &Sandbox) {

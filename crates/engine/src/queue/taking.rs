@@ -9,7 +9,7 @@ use trireme_inference::Lane;
 
 use super::state::State;
 use super::{Role, Run, Taken, WorkQueue};
-use crate::batching::Decision;
+use crate::batching::{Decision, Description};
 
 /// Runs of live requests, one after the other, while bulk requests wait. The next run is one of bulk requests, so that they are not
 /// starved by live requests that never pause.
@@ -28,7 +28,42 @@ impl<T> WorkQueue<T> {
         calls: &mut u64,
         late: impl Fn(&T, Duration) -> bool,
     ) -> Option<Taken<T>> {
-        let (taken, wrong) = self.take_with(role, usize::MAX, calls, |state, lane, mut indices| {
+        self.take_run_with(role, calls, true, late)
+    }
+
+    /// The same without waiting: `None` if there is no batch now.
+    pub fn try_take_run(
+        self: &Arc<Self>,
+        role: Role,
+        calls: &mut u64,
+        late: impl Fn(&T, Duration) -> bool,
+    ) -> Option<Taken<T>> {
+        self.take_run_with(role, calls, false, late)
+    }
+
+    /// A run of a divided request begins: the instance is busy. Its time counts with that of the others ([`WorkQueue::ran_in_parts`]).
+    pub fn begin_part(self: &Arc<Self>, role: Role, members: &[Description]) -> Run<T> {
+        let cost = self.policy.cost(members);
+        let id = self.state.lock().intake_of(role).as_mut().map(|intake| intake.begin(cost, Instant::now()));
+        Run { queue: self.clone(), role, id, executed: 0 }
+    }
+
+    /// The runs of a divided request, which have taken so long together, have ended.
+    pub fn ran_in_parts(&self, role: Role, request: &Description, took: Duration) {
+        let cost = self.policy.cost(std::slice::from_ref(request));
+        if let Some(intake) = self.state.lock().intake_of(role) {
+            intake.note(took, cost, 1);
+        }
+    }
+
+    fn take_run_with(
+        self: &Arc<Self>,
+        role: Role,
+        calls: &mut u64,
+        waits: bool,
+        late: impl Fn(&T, Duration) -> bool,
+    ) -> Option<Taken<T>> {
+        let (taken, wrong) = self.take_with(role, usize::MAX, calls, waits, |state, lane, mut indices| {
             let began = Instant::now();
             let waiting = &state.lanes[lane as usize];
             let mut members: Vec<_> = indices.iter().map(|&index| waiting.candidates[index].description).collect();
@@ -62,15 +97,16 @@ impl<T> WorkQueue<T> {
 
     /// Like [`WorkQueue::take_run`], but takes at most `limit` requests, for instances that do not work in runs.
     pub fn take(&self, limit: usize, calls: &mut u64) -> Option<Vec<T>> {
-        self.take_with(Role::Main, limit, calls, |state, lane, indices| state.take(lane, &indices))
+        self.take_with(Role::Main, limit, calls, true, |state, lane, indices| state.take(lane, &indices))
     }
 
-    /// Waits until there is a batch, and lets `remove` take it out before the queue is unlocked.
+    /// Lets `remove` take a batch out before the queue is unlocked. Where there is none, it `waits` for one.
     fn take_with<R>(
         &self,
         role: Role,
         limit: usize,
         calls: &mut u64,
+        waits: bool,
         remove: impl Fn(&mut State<T>, Lane, Vec<usize>) -> R,
     ) -> Option<R> {
         let mut state = self.state.lock();
@@ -101,6 +137,9 @@ impl<T> WorkQueue<T> {
                 }
                 // The requests of a lane may be for instances of the other role now.
                 self.wake_for_rest(&state);
+                if !waits {
+                    return None;
+                }
                 self.arrived[role as usize].wait(&mut state);
                 continue;
             };
@@ -112,6 +151,7 @@ impl<T> WorkQueue<T> {
                     self.wake_for_rest(&state);
                     return Some(removed);
                 }
+                _ if !waits => return None,
                 Decision::WaitUntil(time) => {
                     self.arrived[role as usize].wait_until(&mut state, time);
                 }

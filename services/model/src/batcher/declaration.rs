@@ -29,7 +29,7 @@ use trireme_model_repository::ModelConfig;
 
 use super::packing::Packing;
 use super::padding::{PaddedInput, Padding, Steps, UnpaddedOutput};
-use super::spans;
+use super::spans::{self, SpanRows};
 
 const PAD_INPUTS: &str = "pad_inputs";
 const UNPAD_OUTPUTS: &str = "unpad_outputs";
@@ -84,17 +84,18 @@ struct Reader<'a> {
     faults: Vec<String>,
 }
 
-/// The most tokens of one run that the configuration sets, if it is a number of at least 1.
-pub(super) fn token_budget(config: &ModelConfig) -> Option<u32> {
-    Reader { config, faults: Vec::new() }.number(TOKEN_BUDGET)
-}
-
 // === impl Declaration ===
 
 impl Declaration {
     /// The declaration in `config`, if it has one. All faults are reported together.
     pub fn parse(config: &ModelConfig) -> Result<Option<Declaration>, LoadError> {
         Reader::read(config, Reader::declaration)
+    }
+
+    /// For a model of spans, which has no declaration: how the rows of a request are divided, if its configuration says so.
+    pub fn of_spans(config: &ModelConfig) -> Option<SpanRows> {
+        let budget = Reader { config, faults: Vec::new() }.number(TOKEN_BUDGET);
+        budget.filter(|_| spans::is_of_spans(config)).map(SpanRows::new)
     }
 
     /// For a configuration without a declaration: the rows that the load tries on it, if it has any. They are not batched by it.

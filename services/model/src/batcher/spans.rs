@@ -13,7 +13,6 @@ use trireme_inference::{DataType, Element, InferError, Tensor};
 use trireme_model_repository::ModelConfig;
 
 use super::apart::{self, Runs};
-use super::declaration;
 use super::merge::{self, Cut};
 use super::padding::{PaddedInput, Padding, Steps};
 
@@ -53,13 +52,8 @@ pub fn is_of_spans(config: &ModelConfig) -> bool {
 // === impl SpanRows ===
 
 impl SpanRows {
-    /// The division that the configuration declares.
-    pub fn of(config: &ModelConfig) -> Option<SpanRows> {
-        declaration::token_budget(config).filter(|_| is_of_spans(config)).map(SpanRows::new)
-    }
-
     /// Runs of at most so many tokens.
-    fn new(most_tokens: u32) -> SpanRows {
+    pub fn new(most_tokens: u32) -> SpanRows {
         let value = vec![0; size_of::<i64>()];
         let input = |name: &str| PaddedInput { name: name.to_owned(), axis: 1, value: value.clone(), left: false };
         let inputs = OF_TOKENS.map(input).into();
@@ -112,8 +106,8 @@ fn cut(row: &[Tensor], spans: usize) -> Result<Vec<Tensor>, InferError> {
     Ok(row.iter().map(cut).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// The outputs of runs, each with the numbers of its rows, as those of their request. What the rows of one run have more than those of another, in words or
-/// records, has no span there.
+/// The outputs of runs, each with the numbers of its rows, as those of their request. The rows of one run may have more words or records than those of
+/// another: the others have no spans there.
 pub fn join(runs: &[(Vec<usize>, Vec<Tensor>)]) -> Result<Vec<Tensor>, InferError> {
     let Some((_, first)) = runs.first() else { return Ok(Vec::new()) };
     let join = |(at, output): (usize, &Tensor)| {
@@ -204,7 +198,7 @@ mod tests {
         let text = format!("backend: 'onnxruntime' input [{}] {output} {parameters}", inputs.join(","));
         let config = ModelConfig::parse(&text, "m").unwrap();
         let is_refused = super::super::Declaration::parse(&config).is_err();
-        let rows = SpanRows::of(&config);
+        let rows = super::super::Declaration::of_spans(&config);
         assert_eq!(is_refused, rows.is_none() && !parameters.is_empty(), "a parameter without effect is refused");
         rows
     }

@@ -4,10 +4,11 @@
 
 mod packed;
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use trireme_engine::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
+use trireme_engine::{Description, Division, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
 use trireme_inference::{InferError, Name, Reshape, Shape, Tensor, TensorSpec, room_for};
 use trireme_model_repository::ModelConfig;
 
@@ -21,7 +22,7 @@ use super::tasks::{self, Tasks};
 use crate::batcher::apart::{self, Runs};
 use crate::batcher::merge::{self, Cut};
 use crate::batcher::spans::{self, SpanRows, SpanRun};
-use crate::batcher::{Padded, Padding, Steps};
+use crate::batcher::{Declaration, Padded, Padding, Steps};
 
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
@@ -112,7 +113,7 @@ impl OnnxInstance {
             shares: None,
             groups: None,
             most_tokens: apart::MOST_TOKENS,
-            spans: SpanRows::of(config),
+            spans: Declaration::of_spans(config),
             tasks: caches::undeclared(config, &schema.inputs)
                 .iter()
                 .any(|input| input.name == tasks::INPUT)
@@ -196,60 +197,56 @@ impl OnnxInstance {
         Ok(parts.into_iter().map(|outputs| ExecuteResponse { outputs, timing, ..ExecuteResponse::default() }).collect())
     }
 
-    /// Runs each row of a request alone, or so many rows as share a run.
-    fn execute_rows(
-        &mut self,
-        request: &ExecuteRequest,
-        rows: Vec<Vec<Tensor>>,
-    ) -> Result<ExecuteResponse, InferError> {
-        let (mut outputs, mut timing) = (Vec::with_capacity(rows.len()), ExecuteTiming::default());
-        for inputs in rows {
-            let row = ExecuteRequest { inputs, ..request.clone() };
-            let mut ran = self.execute_together(std::slice::from_ref(&row))?.remove(0);
-            add(&mut timing, ran.timing);
-            outputs.push(std::mem::take(&mut ran.outputs));
+    /// The runs of a request with many rows, such as the windows of a long text, or with rows that share no run.
+    fn division(&self, request: &ExecuteRequest) -> Result<Option<Division>, InferError> {
+        let model = self.model.clone();
+        let part = |inputs| ExecuteRequest { inputs, ..request.clone() };
+        if let Some(spans) = &self.spans
+            && let Some(runs) = spans.runs(&request.inputs)?
+        {
+            let (rows, inputs): (Vec<_>, Vec<_>) =
+                runs.into_iter().map(|SpanRun { rows, inputs }| (rows, inputs)).unzip();
+            let runs = inputs.into_iter().map(|inputs| vec![part(inputs)]).collect();
+            let join = move |outputs: Vec<Vec<Tensor>>| {
+                let runs: Vec<_> = rows.into_iter().zip(outputs).collect();
+                spans::join(&runs).map_err(|error| in_model(&model, error))
+            };
+            return Ok(Some(Division::new(runs, join)));
         }
-        let outputs = match &self.apart {
-            Some(padding) => apart::join(padding, &outputs).map_err(|error| in_model(&self.model, error))?,
-            None => {
-                let rows: Vec<_> = outputs.iter().map(Vec::as_slice).collect();
-                let joined = merge::join(&rows, &[], None).map_err(|error| in_model(&self.model, error))?;
-                joined.into_owned()
-            }
+        let padding = self.padding.as_ref().filter(|_| self.batch == Batching::Declared);
+        if let Some(padding) = padding
+            && let Some(Runs { mut rows, runs }) = apart::runs(padding, &request.inputs, self.most_tokens)?
+        {
+            let order: Vec<usize> = runs.iter().flatten().copied().collect();
+            let mut row = |at: usize| part(std::mem::take(&mut rows[at]));
+            let runs = runs.into_iter().map(|run| run.into_iter().map(&mut row).collect()).collect();
+            let padding = padding.clone();
+            let join = move |outputs: Vec<Vec<Tensor>>| {
+                let mut outputs: Vec<_> = order.into_iter().zip(outputs).collect();
+                outputs.sort_unstable_by_key(|(at, _)| *at);
+                let outputs: Vec<_> = outputs.into_iter().map(|(_, outputs)| outputs).collect();
+                apart::join(&padding, &outputs).map_err(|error| in_model(&model, error))
+            };
+            return Ok(Some(Division::new(runs, join)));
+        }
+        let rows = match (&self.apart, padding) {
+            (Some(apart), _) => apart::rows(apart, &request.inputs)?,
+            (None, _) if self.rows_apart => apart::whole(&request.inputs)?,
+            (None, Some(padding)) => apart::parts(padding, &request.inputs, self.most_tokens)?,
+            (None, None) => None,
         };
-        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
-    }
-
-    /// Runs rows of similar length together.
-    fn execute_runs(&mut self, request: &ExecuteRequest, runs: Runs) -> Result<ExecuteResponse, InferError> {
-        let Runs { mut rows, runs } = runs;
-        let (mut outputs, mut timing) = (vec![Vec::new(); rows.len()], ExecuteTiming::default());
-        for run in runs {
-            let row = |&at: &usize| ExecuteRequest { inputs: std::mem::take(&mut rows[at]), ..request.clone() };
-            let together: Vec<_> = run.iter().map(row).collect();
-            let ran = self.execute_together(&together)?;
-            ran.first().into_iter().for_each(|one| add(&mut timing, one.timing));
-            run.into_iter().zip(ran).for_each(|(at, one)| outputs[at] = one.outputs);
-        }
-        let padding = self
-            .padding
-            .as_ref()
-            .ok_or_else(|| InferError::internal("a request of several runs without padded inputs"))?;
-        let outputs = apart::join(padding, &outputs).map_err(|error| in_model(&self.model, error))?;
-        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
-    }
-
-    /// Runs rows of texts with spans, so many at a time.
-    fn execute_spans(&mut self, request: &ExecuteRequest, runs: Vec<SpanRun>) -> Result<ExecuteResponse, InferError> {
-        let (mut outputs, mut timing) = (Vec::with_capacity(runs.len()), ExecuteTiming::default());
-        for SpanRun { rows, inputs } in runs {
-            let run = ExecuteRequest { inputs, ..request.clone() };
-            let mut ran = self.execute_together(std::slice::from_ref(&run))?.remove(0);
-            add(&mut timing, ran.timing);
-            outputs.push((rows, std::mem::take(&mut ran.outputs)));
-        }
-        let outputs = spans::join(&outputs).map_err(|error| in_model(&self.model, error))?;
-        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
+        let Some(rows) = rows else { return Ok(None) };
+        let apart = self.apart.clone();
+        let join = move |outputs: Vec<Vec<Tensor>>| {
+            let joined = match apart {
+                Some(padding) => apart::join(&padding, &outputs),
+                None => {
+                    merge::join(&outputs.iter().map(Vec::as_slice).collect::<Vec<_>>(), &[], None).map(Cow::into_owned)
+                }
+            };
+            joined.map_err(|error| in_model(&model, error))
+        };
+        Ok(Some(Division::new(rows.into_iter().map(|row| vec![part(row)]).collect(), join)))
     }
 
     fn run(&mut self, requests: &[ExecuteRequest]) -> Result<Batch, InferError> {
@@ -377,32 +374,10 @@ impl ModelInstance for OnnxInstance {
         }
         self.heed();
         if let [request] = requests {
-            // Windows of a long text are many rows.
-            let padding = self.padding.as_ref().filter(|_| self.batch == Batching::Declared);
-            let runs = padding.map(|padding| apart::runs(padding, &request.inputs, self.most_tokens)).transpose();
-            match runs {
-                Ok(Some(Some(runs))) => return vec![self.execute_runs(request, runs)],
-                Ok(_) => {}
-                Err(error) => return vec![Err(in_model(&self.model, error))],
-            }
-            let runs = self.spans.as_ref().map(|spans| spans.runs(&request.inputs)).transpose();
-            match runs {
-                Ok(Some(Some(runs))) => return vec![self.execute_spans(request, runs)],
-                Ok(_) => {}
-                Err(error) => return vec![Err(in_model(&self.model, error))],
-            }
-            let rows = match &self.apart {
-                Some(padding) => apart::rows(padding, &request.inputs),
-                None if self.rows_apart => apart::whole(&request.inputs),
-                None => match padding {
-                    Some(padding) => apart::parts(padding, &request.inputs, self.most_tokens),
-                    None => Ok(None),
-                },
-            };
-            match rows {
-                Ok(Some(rows)) => return vec![self.execute_rows(request, rows)],
+            match self.divide(request) {
+                Ok(Some(division)) => return vec![division.run(|run| self.execute(run))],
                 Ok(None) => {}
-                Err(error) => return vec![Err(in_model(&self.model, error))],
+                Err(error) => return vec![Err(error)],
             }
         }
         let alike = self.of_one_task(requests);
@@ -424,17 +399,15 @@ impl ModelInstance for OnnxInstance {
         }
     }
 
+    fn divide(&mut self, request: &ExecuteRequest) -> Result<Option<Division>, InferError> {
+        self.heed();
+        let model = self.model.clone();
+        self.division(request).map_err(|error| in_model(&model, error))
+    }
+
     fn stop(&self) -> Option<Arc<dyn Stop>> {
         Some(self.runner.stopper())
     }
-}
-
-/// Adds the times of a run of the same request.
-fn add(timing: &mut ExecuteTiming, run: ExecuteTiming) {
-    timing.compute_input += run.compute_input;
-    timing.compute_infer += run.compute_infer;
-    timing.compute_output += run.compute_output;
-    timing.batch_size = timing.batch_size.saturating_add(run.batch_size);
 }
 
 /// The shape of a scalar, if the model's tensor is one. The configuration declares it as one element, because a shape
