@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = 30
 # How many longer ones may be there.
-LIMIT = 15
+LIMIT = 14
 
 
 def sentences(text):

@@ -199,7 +199,6 @@ impl OnnxInstance {
 
     /// The runs of a request with many rows, such as the windows of a long text, or with rows that share no run.
     fn division(&self, request: &ExecuteRequest) -> Result<Option<Division>, InferError> {
-        let model = self.model.clone();
         let part = |inputs| ExecuteRequest { inputs, ..request.clone() };
         if let Some(spans) = &self.spans
             && let Some(runs) = spans.runs(&request.inputs)?
@@ -207,6 +206,7 @@ impl OnnxInstance {
             let (rows, inputs): (Vec<_>, Vec<_>) =
                 runs.into_iter().map(|SpanRun { rows, inputs }| (rows, inputs)).unzip();
             let runs = inputs.into_iter().map(|inputs| vec![part(inputs)]).collect();
+            let model = self.model.clone();
             let join = move |outputs: Vec<Vec<Tensor>>| {
                 let runs: Vec<_> = rows.into_iter().zip(outputs).collect();
                 spans::join(&runs).map_err(|error| in_model(&model, error))
@@ -220,7 +220,7 @@ impl OnnxInstance {
             let order: Vec<usize> = runs.iter().flatten().copied().collect();
             let mut row = |at: usize| part(std::mem::take(&mut rows[at]));
             let runs = runs.into_iter().map(|run| run.into_iter().map(&mut row).collect()).collect();
-            let padding = padding.clone();
+            let (model, padding) = (self.model.clone(), padding.clone());
             let join = move |outputs: Vec<Vec<Tensor>>| {
                 let mut outputs: Vec<_> = order.into_iter().zip(outputs).collect();
                 outputs.sort_unstable_by_key(|(at, _)| *at);
@@ -236,7 +236,7 @@ impl OnnxInstance {
             (None, None) => None,
         };
         let Some(rows) = rows else { return Ok(None) };
-        let apart = self.apart.clone();
+        let (model, apart) = (self.model.clone(), self.apart.clone());
         let join = move |outputs: Vec<Vec<Tensor>>| {
             let joined = match apart {
                 Some(padding) => apart::join(&padding, &outputs),
@@ -401,8 +401,7 @@ impl ModelInstance for OnnxInstance {
 
     fn divide(&mut self, request: &ExecuteRequest) -> Result<Option<Division>, InferError> {
         self.heed();
-        let model = self.model.clone();
-        self.division(request).map_err(|error| in_model(&model, error))
+        self.division(request).map_err(|error| in_model(&self.model, error))
     }
 
     fn stop(&self) -> Option<Arc<dyn Stop>> {
