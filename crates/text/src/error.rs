@@ -67,8 +67,11 @@ pub enum TextError {
     )]
     TooManyCharacters { index: usize, length: usize, max_characters: usize },
     /// A text of more windows than a text may have.
-    #[error("text {index} needs {windows} windows{} of {room} tokens, expected at most {most}: send it in parts", if *or_more { " or more" } else { "" })]
-    TooManyWindows { index: usize, windows: usize, or_more: bool, room: usize, most: usize },
+    #[error(
+        "text {index} needs {windows} windows{} of {}{room} tokens, expected at most {most}: send it in parts",
+        if *or_more { " or more" } else { "" }, words.map_or_else(String::new, |words| format!("at most {words} words and "))
+    )]
+    TooManyWindows { index: usize, windows: usize, or_more: bool, words: Option<usize>, room: usize, most: usize },
     /// A request without labels for a model that finds entities of any.
     #[error(
         "parameter 'labels' is missing: this model finds entities of the labels that a request names, as in \"labels\": \"person, place\""

@@ -163,8 +163,8 @@ impl TextTokenizer {
             slices.truncate(most);
         } else if slices.len() > MOST_WINDOWS || found.has_more {
             let windows = slices.len().max(MOST_WINDOWS + 1);
-            let (or_more, room) = (found.has_more, room.tokens);
-            return Err(TextError::TooManyWindows { index, windows, or_more, room, most: MOST_WINDOWS });
+            let (or_more, words, room) = (found.has_more, Some(room.words), room.tokens);
+            return Err(TextError::TooManyWindows { index, windows, or_more, words, room, most: MOST_WINDOWS });
         }
         if is_cut && around.refuses_long {
             let length = before.len() + found.tokens.iter().map(Vec::len).sum::<usize>();

@@ -125,7 +125,8 @@ impl RowEncoder {
             slices.truncate(most);
         } else if slices.len() > MOST_WINDOWS || long.is_part {
             let windows = slices.len().max(MOST_WINDOWS + 1);
-            return Err(TextError::TooManyWindows { index, windows, or_more: long.is_part, room, most: MOST_WINDOWS });
+            let (or_more, words) = (long.is_part, None);
+            return Err(TextError::TooManyWindows { index, windows, or_more, words, room, most: MOST_WINDOWS });
         }
         let mut rows = Vec::with_capacity(slices.len());
         for (at, slice) in slices.iter().enumerate() {

@@ -484,6 +484,10 @@ fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
     assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0), "entities lie side by side: {ends:?}");
     let cut = infer(&sandbox, &[&long], &json!({"labels": "person, place", "threshold": 0.3, "windows": false}));
     assert!(cut[0].len() < rows[0].len(), "one row has the beginning alone");
+    let endless = long.repeat(10);
+    let refused = post(&sandbox, "/v2/models/any/infer", &request_of(&[&endless], &json!({"labels": "person"})));
+    let words = "windows or more of at most 24 words and 502 tokens, expected at most 128";
+    assert!(refused.status == 400 && refused.text().contains(words), "{}", refused.text());
     let characters: Vec<char> = long.chars().collect();
     for entity in &rows[0] {
         let (start, end) = (number(entity, "start") as usize, number(entity, "end") as usize);
