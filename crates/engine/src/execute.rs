@@ -82,6 +82,18 @@ impl<C: Completion> Executed<C> {
     }
 }
 
+// === impl Divided ===
+
+impl<C: Completion> Divided<C> {
+    /// Waits for its next turn: behind the others, or before them where no other may run between its runs.
+    fn wait_in(self, divided: &mut VecDeque<Divided<C>>) {
+        match self.pending.is_alone() {
+            true => divided.push_front(self),
+            false => divided.push_back(self),
+        }
+    }
+}
+
 // === impl Model ===
 
 impl<C: Completion> Model<C> {
@@ -183,7 +195,7 @@ impl<C: Completion> Model<C> {
                     None => return,
                     taken => taken,
                 },
-                // It has the instance for itself.
+                // It has the instance for itself, and is before all others.
                 Some(first) if first.pending.is_alone() => None,
                 Some(_) => self.queue.try_take_run(role, &mut calls, late),
             };
@@ -208,7 +220,8 @@ impl<C: Completion> Model<C> {
                 }
             }
             if let Some(next) = divided.pop_front() {
-                divided.extend(by_role(role, &mut share, || self.execute_part(&mut executor, next)));
+                let rest = by_role(role, &mut share, || self.execute_part(&mut executor, next));
+                rest.into_iter().for_each(|rest| rest.wait_in(&mut divided));
             }
             if share.is_too_little() {
                 self.queue.background_starves();
@@ -234,7 +247,7 @@ impl<C: Completion> Model<C> {
             && let Some((request, pending)) = batch.pop()
         {
             match division {
-                Ok(division) => divided.push_back(Divided { request, pending, division, took: Duration::ZERO }),
+                Ok(division) => Divided { request, pending, division, took: Duration::ZERO }.wait_in(divided),
                 Err(error) => Executed { request, pending, result: Err(error) }.conclude(),
             }
         }

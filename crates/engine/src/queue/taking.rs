@@ -100,7 +100,7 @@ impl<T> WorkQueue<T> {
         self.take_with(Role::Main, limit, calls, true, |state, lane, indices| state.take(lane, &indices))
     }
 
-    /// Lets `remove` take a batch out before the queue is unlocked. Where there is none, it `waits` for one.
+    /// A batch, which `remove` takes out before the queue is unlocked. Where there is none, the thread `waits` for one.
     fn take_with<R>(
         &self,
         role: Role,

@@ -41,7 +41,10 @@ pub struct SpanRun {
 
 /// Whether the configuration is that of a model of spans.
 pub fn is_of_spans(config: &ModelConfig) -> bool {
-    let has = |name: &&str| config.inputs.iter().any(|input| input.name == *name);
+    let has = |name: &&str| {
+        let is_it = |datatype| datatype == DataType::Int64 || OF_SPANS.contains(name);
+        config.inputs.iter().any(|input| input.name == *name && is_it(input.datatype))
+    };
     let joins = |datatype| matches!(datatype, DataType::Fp32 | DataType::Fp16);
     let all_of = [&OF_TOKENS[..], &OF_SPANS, &[WORDS]].concat();
     config.inputs.len() == all_of.len()
@@ -211,6 +214,14 @@ mod tests {
         assert_eq!(declared("", "TYPE_FP32", ""), None);
         assert_eq!(declared("", "TYPE_FP32", &budget.replace("2048", "0")), None);
         assert_eq!(declared("words_mask", "TYPE_FP32", budget), None);
+        assert_eq!(
+            declared(
+                "words_mask",
+                "TYPE_FP32",
+                &format!("input [{{ name: 'words_mask' data_type: TYPE_INT32 dims: [-1, -1] }}] {budget}")
+            ),
+            None
+        );
         assert_eq!(declared("", "TYPE_INT64", budget), None);
     }
 
